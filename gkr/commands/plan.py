@@ -1,0 +1,21 @@
+"""`gkr plan FILE`: what launching the file would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gkr.options import file_argument, output_option, set_option
+
+
+@click.command(name="plan")
+@file_argument
+@set_option
+@output_option("json", "yaml")
+def command(*, file: Path, overrides: tuple[str, ...], output: str) -> None:
+    """Show placement, effective values with their origins, and warnings. Starts and writes nothing."""
+    from gkr.loading import load_plan
+    from gkr.planning import show_plan
+
+    show_plan(load_plan(file, overrides=overrides), output=output)

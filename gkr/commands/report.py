@@ -1,0 +1,29 @@
+"""`gkr report RUN`: one self-contained page."""
+
+from __future__ import annotations
+
+import click
+
+from gkr.options import output_option, run_argument
+
+
+@click.command(name="report")
+@run_argument
+@click.option("--open", "show", is_flag=True, help="Open it in the browser.")
+@output_option()
+def command(*, run: str | None, show: bool, output: str) -> None:
+    """Build the report of a run, also of one that is still going, and print its path."""
+    from gkr.local.conclusion import conclude
+    from gkr.output import result, result_json
+    from gkr.runs import find_run
+
+    found = find_run(run)
+    path = conclude(found.path)
+    if output == "json":
+        result_json({"run": found.name, "report": f"{path}"})
+    else:
+        result(f"{path}")
+    if show:
+        import webbrowser
+
+        webbrowser.open(path.as_uri())

@@ -1,0 +1,49 @@
+"""Parameters that several commands share, with their completion.
+
+Imported by `--help` and on every TAB: click and `gkr.runs` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from gkr.runs import list_runs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Run ids and experiment names, newest first."""
+    del ctx, param
+    runs = list_runs()
+    items = [CompletionItem(run.name, help=run.experiment) for run in runs]
+    items += [CompletionItem(name, help="latest run") for name in dict.fromkeys(run.experiment for run in runs)]
+    return [item for item in items if item.value.startswith(incomplete)]
+
+
+def run_argument(function: F) -> F:
+    """RUN, optional: nothing means the latest."""
+    return click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_run)(function)
+
+
+def file_argument(function: F) -> F:
+    """FILE; whether it exists is asked when it is read, so that a missing one is an error like any other in a file."""
+    return click.argument("file", type=click.Path(path_type=Path))(function)
+
+
+def set_option(function: F) -> F:
+    """--set, repeatable."""
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="A.B=C", help="Change one value of the file; may be repeated."
+    )(function)
+
+
+def output_option(*formats: str) -> Callable[[F], F]:
+    """-o: text unless asked otherwise."""
+    choices = click.Choice(["text", *(formats or ("json",))])
+    return click.option("-o", "--output", type=choices, default="text", help="Form of the result on stdout.")

@@ -1,0 +1,1 @@
+"""The parts of the page, in reading order: each a function from the record to markup, pure but for the sample files it shows."""

@@ -1,0 +1,215 @@
+"""Generated pictures beside real ones over time, and the scores of each evaluated round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gkr.report.charts import Chart, Line, line_chart
+from gkr.report.markup import Html, el, empty, section
+from gkr.report.pixels import Pixels, PixelsError, data_uri, read_pixels
+from gkr.report.record import RunRecord
+from gkr.report.words import number, percent
+from spec.events import Samples, Score
+
+_MOST_FRAMES = 12
+_STRIP_ROWS = 10
+_MOST_CELLS = 40
+_BUDGET_BYTES = 800_000
+"""Of pictures in the page; fewer cells are shown when they are large."""
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The pictures of one evaluated round."""
+
+    round: int
+    captions: list[str]
+    generated: Pixels
+    real: Pixels | None
+    score: Score | None
+
+
+def gallery(record: RunRecord) -> Html:
+    """The section; the strip and the frames work without scripts."""
+    frames = _frames(record)
+    lead = "The merged model draws the same captions from the same noise after each evaluated round; held-out real scans with the same labels stand beside."
+    chart = _scores(record)
+    if not frames:
+        return section("Pictures over time", empty("No pictures were drawn yet."), chart, anchor="pictures")
+    return section(
+        "Pictures over time",
+        el("div", _strip(frames), _viewer(frames), class_="gallery"),
+        chart,
+        anchor="pictures",
+        lead=lead,
+    )
+
+
+def _frames(record: RunRecord) -> list[Frame]:
+    events = {one.round: one for one in record.of(Samples)}
+    scores = {one.round: one for one in record.of(Score)}
+    frames = [
+        frame
+        for one in _spread(sorted(events.values(), key=lambda one: one.round))
+        if (frame := _frame(record, event=one, score=scores.get(one.round)))
+    ]
+    return frames
+
+
+def _spread(events: Sequence[Samples]) -> list[Samples]:
+    """At most _MOST_FRAMES, evenly, always with the first and the last."""
+    if len(events) <= _MOST_FRAMES:
+        return list(events)
+    return [events[round(i * (len(events) - 1) / (_MOST_FRAMES - 1))] for i in range(_MOST_FRAMES)]
+
+
+def _frame(record: RunRecord, *, event: Samples, score: Score | None) -> Frame | None:
+    try:
+        generated = read_pixels(event.path, folder=record.folder)
+    except PixelsError as error:
+        record.problems.append(f"pictures of round {event.round}: {error}")
+        return None
+    real = None
+    try:
+        real = read_pixels(event.real_path, folder=record.folder) if event.real_path else None
+    except PixelsError as error:
+        record.problems.append(f"real pictures of round {event.round}: {error}")
+    captions = event.captions[: len(generated)] + [""] * max(0, len(generated) - len(event.captions))
+    return Frame(round=event.round, captions=captions, generated=generated, real=real, score=score)
+
+
+def _strip(frames: Sequence[Frame]) -> Html:
+    """Rows are captions, columns are rounds, the last column is real."""
+    rows = _chosen(frames[-1].captions)
+    heads = [el("th", one.round, scope="col") for one in frames]
+    head = el("tr", el("th", "caption", scope="col"), heads, el("th", "real", scope="col", class_="real"))
+    body = [_strip_row(frames, place=place) for place in rows]
+    caption = el("caption", "By caption and outer round")
+    return el(
+        "div", el("table", caption, el("thead", head), el("tbody", body), class_="strip"), class_="scroll", tabindex="0"
+    )
+
+
+def _strip_row(frames: Sequence[Frame], *, place: int) -> Html:
+    caption = frames[-1].captions[place]
+    cells = [
+        el(
+            "td",
+            _picture(one.generated, place=at, caption=caption)
+            if (at := _same(one, caption=caption, place=place)) is not None
+            else "–",
+        )
+        for one in frames
+    ]
+    real = frames[-1].real
+    beside = _picture(real, place=place, caption=f"real: {caption}") if real is not None and place < len(real) else "–"
+    return el(
+        "tr", el("th", el("span", caption or f"picture {place}"), scope="row"), cells, el("td", beside, class_="real")
+    )
+
+
+def _chosen(captions: Sequence[str]) -> list[int]:
+    """One picture per number word if captions have them (in order of the numbers), else the first with captions of their own."""
+    first: dict[str, int] = {}
+    for place, caption in enumerate(captions):
+        word = next((one for one in re.findall(r"[a-z]+", caption.lower()) if one in _NUMBERS), None)
+        first.setdefault(word or caption or str(place), place)
+    known = [first[word] for word in _NUMBERS if word in first]
+    return known[:_STRIP_ROWS] if len(known) > 1 else list(first.values())[:_STRIP_ROWS]
+
+
+def _same(frame: Frame, *, caption: str, place: int) -> int | None:
+    if place < len(frame.captions) and frame.captions[place] == caption:
+        return place
+    return frame.captions.index(caption) if caption in frame.captions else None
+
+
+def _viewer(frames: Sequence[Frame]) -> Html:
+    """One frame at a time, chosen by radio buttons: no script is needed."""
+    largest = max(len(data_uri(one.generated[0])) for one in frames)
+    cells = max(4, min(_MOST_CELLS, _BUDGET_BYTES // (2 * len(frames) * (largest + 200))))
+    parts = [el("b", "Round")]
+    for i, one in enumerate(frames):
+        parts.append(el("input", type="radio", name="frame", id=f"frame-{i}", checked=i == len(frames) - 1))
+        parts.append(el("label", one.round, for_=f"frame-{i}"))
+    shown = [_viewed(one, cells=cells) for one in frames]
+    rules = "".join(f"#frame-{i}:checked~.frames>:nth-child({i + 1}){{display:grid}}" for i in range(len(frames)))
+    return el(
+        "div",
+        el("style", Html(rules)),
+        *parts,
+        el("div", shown, class_="frames"),
+        class_="viewer",
+        role="group",
+        aria_label="pictures by round",
+    )
+
+
+def _viewed(frame: Frame, *, cells: int) -> Html:
+    score = frame.score
+    said = (
+        f"accuracy {percent(score.classifier_accuracy)}, Fréchet distance {number(score.frechet_distance)}"
+        if score
+        else "not scored"
+    )
+    generated = _grid(frame.generated, captions=frame.captions, cells=cells, prefix="")
+    left = el(
+        "figure",
+        el("figcaption", el("b", f"Generated after round {frame.round}"), el("span", said, class_="note")),
+        generated,
+    )
+    if frame.real is None:
+        return el("div", left)
+    truth = (
+        f"accuracy {percent(score.classifier_accuracy_real)}, Fréchet distance {number(score.frechet_distance_real)}"
+        if score
+        else "held out"
+    )
+    real = _grid(frame.real, captions=frame.captions, cells=cells, prefix="real: ")
+    right = el("figure", el("figcaption", el("b", "Real, same labels"), el("span", truth, class_="note")), real)
+    return el("div", left, right)
+
+
+def _grid(pixels: Pixels, *, captions: Sequence[str], cells: int, prefix: str) -> Html:
+    places = range(min(cells, len(pixels)))
+    pictures = (
+        _picture(pixels, place=i, caption=f"{prefix}{captions[i] if i < len(captions) else ''}") for i in places
+    )
+    return el("div", pictures, class_="grid")
+
+
+def _picture(pixels: Pixels, *, place: int, caption: str) -> Html:
+    return el("img", src=data_uri(pixels[place]), alt=caption, title=caption)
+
+
+def _scores(record: RunRecord) -> Html | None:
+    scores = sorted({one.round: one for one in record.of(Score)}.values(), key=lambda one: one.round)
+    if len(scores) < 2:
+        return None
+    rounds = [float(one.round) for one in scores]
+    accuracy = [
+        Line("generated", rounds, [one.classifier_accuracy for one in scores], "merged", "points"),
+        Line("real", rounds, [one.classifier_accuracy_real for one in scores], "merged", "dashed", faint=True),
+    ]
+    distance = [
+        Line("generated against real", rounds, [one.frechet_distance for one in scores], "merged", "points"),
+        Line(
+            "real against real", rounds, [one.frechet_distance_real for one in scores], "merged", "dashed", faint=True
+        ),
+    ]
+    charts = (
+        line_chart(
+            Chart(
+                "accuracy",
+                "Classifier accuracy",
+                "outer round",
+                accuracy,
+                y_ticks=lambda value: percent(value, digits=0),
+            )
+        ),
+        line_chart(Chart("frechet", "Fréchet distance", "outer round", distance, log=True)),
+    )
+    return el("div", charts, class_="charts")

@@ -1,0 +1,117 @@
+"""When the learners trained and when they waited for each other."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from gkr.report.charts import Chart, Line, bar_chart, line_chart
+from gkr.report.lanes import lanes
+from gkr.report.markup import Child, Html, el, empty, section, table
+from gkr.report.record import RunRecord
+from gkr.report.series import waits
+from gkr.report.timeline import timeline
+from gkr.report.words import count, duration, number, percent
+from spec.events import CheckpointSaved, StepMetrics, SyncMerged
+from spec.summary import LearnerSummary
+
+_MOST_BARS = 40
+_CAUSES = ("snapshot", "barrier", "apply", "max_ahead", "data", "encode")
+
+
+def sync(record: RunRecord) -> Html:
+    """Timeline, waits per round, and where each learner's time went."""
+    found = lanes(record)
+    if not found:
+        return section("Timeline", empty("No attempt was started."), anchor="timeline")
+    drawn = timeline(found, start=record.start, end=record.end)
+    charts = el("div", _waits(record), _norms(record), class_="charts")
+    return section("Timeline", drawn, charts, _blocked(record), anchor="timeline", lead=_who_waited(record))
+
+
+def _who_waited(record: RunRecord) -> str | None:
+    """One sentence: who was last how often, who waited how long."""
+    last: Counter[str] = Counter()
+    shared = 0
+    for event in record.of(SyncMerged):
+        arrived = [(one.arrived_seconds, one.learner) for one in event.members if one.arrived_seconds is not None]
+        if len(arrived) > 1:
+            shared += 1
+            last[max(arrived)[1]] += 1
+    _, waited = waits(record)
+    totals = [
+        f"{name} waited {duration(sum(one for one in seconds if math.isfinite(one)))}"
+        for name, seconds in waited.items()
+    ]
+    told = f"In all rounds together {', '.join(totals)}." if totals and any(waited.values()) else ""
+    if shared:
+        slow, times = last.most_common(1)[0]
+        return f"{slow} arrived last in {times} of {shared} rounds. {told}"
+    return told or None
+
+
+def _waits(record: RunRecord) -> Html:
+    rounds, waited = waits(record)
+    lines = [Line(name, [float(one) for one in rounds], seconds, i) for i, (name, seconds) in enumerate(waited.items())]
+    chart = Chart("waits", "Wait for the merged weights", "outer round", lines, y_label="seconds", from_zero=True)
+    return bar_chart(chart) if len(rounds) <= _MOST_BARS else line_chart(chart)
+
+
+def _norms(record: RunRecord) -> Html:
+    """How far and how much in agreement the learners moved in each round."""
+    merged = record.of(SyncMerged)
+    rounds = [float(one.round) for one in merged]
+    cosine = [one.cosine if one.cosine is not None else math.nan for one in merged]
+    chart = Chart(
+        "cosine",
+        "Agreement of the learners' displacements (cosine)",
+        "outer round",
+        [Line("cosine", rounds, cosine, "merged", "points")],
+    )
+    return line_chart(chart)
+
+
+def _blocked(record: RunRecord) -> Html | None:
+    learners = record.summary.learners if record.summary else []
+    if not learners:
+        return None
+    columns = [_column(record, learner=one) for one in learners]
+    names = [
+        "steps",
+        "steps per second",
+        "final loss",
+        *(f"blocked: {one.replace('_', ' ')}" for one in _CAUSES),
+        "checkpoints",
+    ]
+    rows = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
+    shown = table(("", *(one.name for one in learners)), rows, numeric=range(1, len(learners) + 1), class_="narrow")
+    note = "How long the training loop stood still, by cause, and as a share of the run's wall time; checkpoints with the median time each held it."
+    return el("div", el("h3", "Where the time went"), el("p", note, class_="lead"), shown)
+
+
+def _column(record: RunRecord, *, learner: LearnerSummary) -> list[Child]:
+    blocked = learner.blocked_seconds
+    told = {
+        "snapshot": blocked.snapshot,
+        "barrier": blocked.barrier,
+        "apply": blocked.apply,
+        "max_ahead": blocked.max_ahead,
+    }
+    told |= {cause: _last_blocked(record, learner=learner.name, cause=cause) for cause in ("data", "encode")}
+    saved = sorted(one.blocked_seconds for one in record.of(CheckpointSaved) if one.learner == learner.name)
+    wall = record.wall_seconds or math.inf
+    causes = [
+        [duration(told[one]), " ", el("small", percent(told[one] / wall))] if told[one] > 0 else "0 s"
+        for one in _CAUSES
+    ]
+    checkpoints = [count(len(saved)), " ", el("small", f"{duration(saved[len(saved) // 2])} each")] if saved else "0"
+    return [count(learner.steps), number(learner.steps_per_second), number(learner.final_loss), *causes, checkpoints]
+
+
+def _last_blocked(record: RunRecord, *, learner: str, cause: str) -> float:
+    """Sum over attempts of the last counter of each."""
+    last: dict[int, float] = {}
+    for one in record.of(StepMetrics):
+        if one.learner == learner:
+            last[one.attempt] = one.blocked_seconds.get(cause, 0.0)
+    return sum(last.values())

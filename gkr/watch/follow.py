@@ -1,0 +1,74 @@
+"""Following a run until it ends: live on a terminal, plain lines elsewhere. Interrupting it never touches the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from gkr.runs import FINAL, Run, RunState, read_state, supervisor_pid
+from gkr.watch.lines import LineWriter
+from gkr.watch.tail import EventTail
+from gkr.watch.view import View, initial_view
+from spec.events import Event, RunStatus
+from spec.plan import Plan
+
+_POLL_SECONDS = 0.2
+_CONCLUDE_SECONDS = 120.0
+"""Summary and report are made within this after a run's last event, or we go without them."""
+
+
+def follow(run: Run, *, stream: TextIO, live: bool | None = None) -> RunState:
+    """Show the run on `stream` (stderr) until it has ended and its report is made, or until it is lost.
+
+    The state it ended in.
+    """
+    plan = Plan.read_json((run.path / "plan.json").read_bytes())
+    view = initial_view(plan)
+    if live if live is not None else stream.isatty():
+        _follow_live(run, view, stream)
+    else:
+        _follow_lines(run, view, stream)
+    return read_state(run.path)
+
+
+def events_until_end(folder: Path) -> Iterator[list[Event]]:
+    """Batches of new events (an empty one at each look), ending when the supervisor is gone."""
+    tail = EventTail(folder)
+    give_up: float | None = None
+    while True:
+        alive = supervisor_pid(folder) is not None  # asked before reading: what it wrote before it went is read below
+        events = tail.read()
+        yield events
+        if not alive:
+            return
+        if any(isinstance(event, RunStatus) and event.status in FINAL for event in events):
+            give_up = time.monotonic() + _CONCLUDE_SECONDS
+        if give_up is not None and time.monotonic() > give_up:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _follow_lines(run: Run, view: View, stream: TextIO) -> None:
+    writer = LineWriter(view)
+    for events in events_until_end(run.path):
+        for event in events:
+            for line in writer.feed(event):
+                print(line, file=stream, flush=True)
+
+
+def _follow_live(run: Run, view: View, stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from gkr.watch.screen import frame
+    from gkr.watch.view import fold
+
+    console = Console(file=stream)
+    ascii_only = not (console.encoding or "").lower().startswith("utf")
+    with Live(console=console, refresh_per_second=5, transient=False, auto_refresh=False) as live:
+        for events in events_until_end(run.path):
+            for event in events:
+                view = fold(view, event)
+            live.update(frame(view, now=time.time(), ascii_only=ascii_only), refresh=True)

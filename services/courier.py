@@ -1,0 +1,318 @@
+"""The I/O thread of a client: carries requests to replicas and completes their futures.
+
+Everything but `take`, `cancel`, `close` and `waiting` runs in that thread. It owns the sockets and the dispatcher, so
+there are no locks around them; other threads only append to an inbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+from msgspec import Struct
+
+from services.directory import DirectoryWatch
+from services.dispatch import Dispatcher, Pending
+from services.link import Link, LinkLost
+from services.service import Reply
+from services.waker import Waker
+from services.wire.frames import (
+    Buffer,
+    ErrorBody,
+    FrameError,
+    Header,
+    Kind,
+    Message,
+    TensorSpec,
+    decode_body,
+    pack,
+)
+from spec.errors import GkrError, RefusedError, UnreachableError
+from spec.services import Replica
+
+_TICK_SECONDS = 0.2
+"""How often the directory file is looked at when nothing else happens."""
+_RETRY_SECONDS = (0.02, 1.0)
+"""First and longest pause before a replica is tried again; doubled each time, with jitter."""
+_MAX_ATTEMPTS = 8
+"""A request that was lost with so many replicas is more likely their killer than their victim."""
+_HWM = 1024 + 16
+
+LinkKey = tuple[int, int]
+"""Index and incarnation of a replica."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One request as it travels, and the future that waits for it."""
+
+    number: int
+    method: str
+    reply: type[Struct]
+    body: bytes
+    specs: tuple[TensorSpec, ...]
+    raw: Sequence[Buffer]
+    deadline_seconds: float
+    expires: float
+    future: Future[Reply] = field(default_factory=Future[Reply])
+
+
+@dataclass
+class _Retry:
+    failures: int = 0
+    at: float = 0.0
+
+
+class Courier:
+    """One client's thread."""
+
+    def __init__(self, directory_path: Path, *, service: str, identity: str) -> None:
+        self._service = service
+        self._identity = identity
+        self._incarnation = time.time_ns() // 1000
+        self._watch = DirectoryWatch(directory_path)
+        self._dispatcher: Dispatcher[LinkKey] = Dispatcher(max_attempts=_MAX_ATTEMPTS)
+        self._links: dict[LinkKey, Link] = {}
+        self._retries: dict[LinkKey, _Retry] = {}
+        self._trouble = ""
+        """The last thing that went wrong with a connection, for the message of a request that expires."""
+        self._looked_at = 0.0
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._unfinished = 0
+        self._lock = threading.Lock()
+        self._waker = Waker()
+        self._closing = threading.Event()
+        self._context = zmq.Context()
+        self._thread = threading.Thread(target=self._run, name=f"service-client-{service}", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose future is not complete."""
+        return self._unfinished
+
+    def take(self, parcel: Parcel) -> None:
+        """Carry this request."""
+        with self._lock:
+            self._unfinished += 1
+            closed = self._closing.is_set()
+            if not closed:
+                self._inbox.append(lambda: self._dispatcher.submit(Pending(parcel.number, parcel.expires, parcel)))
+        parcel.future.add_done_callback(lambda future: self._completed(parcel, future))
+        if closed:
+            self._fail(parcel, UnreachableError(f"the client of {self._service} is closed"))
+        self._waker.notify()
+
+    def close(self, *, deadline_seconds: float) -> None:
+        """End the thread."""
+        self._begin_closing()
+        self._waker.notify()
+        self._thread.join(deadline_seconds)
+        if not self._thread.is_alive():
+            self._waker.close()
+
+    def _begin_closing(self) -> None:
+        """From here on nothing enters the inbox, so the thread's last look at it misses nothing."""
+        with self._lock:
+            self._closing.set()
+
+    def _completed(self, parcel: Parcel, future: Future[Reply]) -> None:
+        with self._lock:
+            self._unfinished -= 1
+            if future.cancelled() and not self._closing.is_set():
+                self._inbox.append(lambda: self._tell_cancelled(self._dispatcher.cancel(parcel.number)))
+        self._waker.notify()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._turn()
+        finally:
+            self._begin_closing()
+            self._drain_inbox()
+            for pending in self._dispatcher.drain():
+                self._fail(pending.payload, UnreachableError(f"the client of {self._service} was closed"))
+            for link in self._links.values():
+                link.close(farewell=True)
+            self._context.destroy()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._connect(now)
+        ready = self._poll(now)
+        self._drain_inbox()
+        for key, link in list(self._links.items()):
+            watch = link.monitor in ready or not link.welcomed
+            try:
+                if watch or link.socket in ready:
+                    # Answers first: what arrived before the connection broke need not be asked again.
+                    for message in link.receive():
+                        self._message(key, link, message)
+                if watch:
+                    link.watch()
+            except LinkLost as lost:
+                self._lose(key, str(lost))
+        self._tell_cancelled(self._expire(time.monotonic()))
+        self._send_waiting()
+
+    def _drain_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _poll(self, now: float) -> set[Any]:
+        poller = zmq.Poller()
+        poller.register(self._waker.fd, zmq.POLLIN)
+        for link in self._links.values():
+            poller.register(link.socket, zmq.POLLIN)
+            poller.register(link.monitor, zmq.POLLIN)
+        wake_at = [now + _TICK_SECONDS, *(r.at for r in self._retries.values() if r.at > now)]
+        expiry = self._dispatcher.next_expiry()
+        if expiry is not None:
+            wake_at.append(expiry)
+        events = poller.poll(int(max(0.0, min(wake_at) - now) * 1000) + 1)
+        self._waker.drain()
+        return {socket for socket, _ in events}
+
+    def _connect(self, now: float) -> None:
+        """Follow the directory: leave replicas that are no longer in it, connect to those that are."""
+        if now - self._looked_at >= _TICK_SECONDS or len(self._links) < len(self._retries):
+            self._looked_at = now
+            self._watch.refresh()
+        wanted = {(replica.index, replica.incarnation): replica for replica in self._replicas()}
+        for key in self._links.keys() - wanted.keys():
+            self._lose(key, f"{self._links[key].replica.endpoint} left the directory")
+        self._retries = {key: self._retries.get(key) or _Retry() for key in wanted}
+        for key, replica in wanted.items():
+            if key not in self._links and self._retries[key].at <= now:
+                self._links[key] = Link(replica, context=self._context, hello=self._hello(replica), hwm=_HWM)
+
+    def _replicas(self) -> list[Replica]:
+        directory = self._watch.current
+        return [one for one in directory.replicas if one.service == self._service] if directory else []
+
+    def _hello(self, replica: Replica) -> Header:
+        return Header(
+            kind=Kind.HELLO,
+            identity=self._identity,
+            incarnation=self._incarnation,
+            service=self._service,
+            expected=replica.incarnation,
+        )
+
+    def _lose(self, key: LinkKey, reason: str) -> None:
+        self._links.pop(key).close()
+        self._trouble = reason
+        retry = self._retries.setdefault(key, _Retry())
+        pause = min(_RETRY_SECONDS[1], _RETRY_SECONDS[0] * 2**retry.failures) * random.uniform(0.5, 1.5)
+        retry.failures = min(retry.failures + 1, 16)
+        retry.at = time.monotonic() + pause
+        for pending in self._dispatcher.lost(key):
+            parcel: Parcel = pending.payload
+            text = f"{parcel.method} of {self._service} was lost with its replica {pending.attempt} times: {reason}"
+            self._fail(parcel, UnreachableError(text, hint="the request may be what ends them; see their logs"))
+
+    def _message(self, key: LinkKey, link: Link, message: Message) -> None:
+        header = message.header
+        match header.kind:
+            case Kind.WELCOME:
+                link.welcomed = True
+                self._retries[key] = _Retry()
+                self._dispatcher.open(key, grant=header.credit)
+            case Kind.CREDIT:
+                self._dispatcher.open(key, grant=header.credit)
+            case Kind.REPLY | Kind.ERROR if header.request:
+                pending = self._dispatcher.answered(key, header.request)
+                if pending is not None:
+                    self._complete(pending.payload, message, where=f"{self._service} at {link.replica.endpoint}")
+            case Kind.ERROR:
+                error = decode_or_lose(message)
+                if error.code in ("version", "superseded", "protocol"):
+                    self._refuse_all(error)
+                raise LinkLost(f"{link.replica.endpoint} refused us: {error.message}")
+            case Kind.GOAWAY:
+                raise LinkLost(f"{link.replica.endpoint} sent us away")
+            case other:
+                raise LinkLost(f"{link.replica.endpoint} sent {other.name}, which only clients send")
+
+    def _complete(self, parcel: Parcel, message: Message, *, where: str) -> None:
+        try:
+            if message.header.kind is Kind.REPLY:
+                body = decode_body(message.body, as_type=parcel.reply)
+                if parcel.future.set_running_or_notify_cancel():
+                    parcel.future.set_result(Reply(body, message.tensors))
+                return
+            error = decode_body(message.body, as_type=ErrorBody)
+        except FrameError as unreadable:
+            error = ErrorBody(code="internal", message=f"answered something else: {unreadable}")
+        if error.code == "expired":
+            self._fail(parcel, UnreachableError(self._late(parcel), hint=error.message, where=where))
+        else:
+            self._fail(parcel, RefusedError(error.message, hint=error.hint, where=where))
+
+    def _expire(self, now: float) -> list[tuple[Pending, LinkKey | None]]:
+        late = self._dispatcher.expire(now)
+        for pending, key in late:
+            link = self._links.get(key) if key is not None else None
+            place = f"; it is at {link.replica.endpoint}" if link else f"; last trouble: {self._trouble or 'none'}"
+            hint = "" if self._replicas() else f"no replica of it is in {self._watch.path}; see logs of its replicas"
+            self._fail(pending.payload, UnreachableError(self._late(pending.payload) + place, hint=hint))
+        return late
+
+    def _late(self, parcel: Parcel) -> str:
+        return f"service {self._service} did not answer {parcel.method} within {parcel.deadline_seconds:g} s"
+
+    def _refuse_all(self, error: ErrorBody) -> None:
+        """No replica will ever take what this client sends, so nobody should wait for it."""
+        for pending in self._dispatcher.drain():
+            self._fail(pending.payload, RefusedError(error.message, hint=error.hint, where=self._service))
+
+    def _tell_cancelled(self, ended: list[tuple[Pending, LinkKey | None]]) -> None:
+        for pending, key in ended:
+            link = self._links.get(key) if key is not None else None
+            if link is not None:
+                # If the link is gone its monitor says so next, and the replica forgets the request by itself.
+                with contextlib.suppress(LinkLost):
+                    link.send(pack(Header(kind=Kind.CANCEL, request=pending.request)))
+
+    def _send_waiting(self) -> None:
+        now = time.monotonic()
+        lost: dict[LinkKey, str] = {}
+        for key, pending in self._dispatcher.assign():
+            parcel: Parcel = pending.payload
+            header = Header(
+                kind=Kind.REQUEST,
+                request=parcel.number,
+                attempt=pending.attempt - 1,
+                method=parcel.method,
+                deadline_ms=max(1, int((parcel.expires - now) * 1000)),
+                tensors=parcel.specs,
+            )
+            try:
+                self._links[key].send(pack(header, parcel.body, raw=parcel.raw))
+            except LinkLost as error:
+                lost[key] = str(error)
+        # A request that could not be sent is in flight on its link all the same: losing the link takes it back.
+        for key, reason in lost.items():
+            self._lose(key, reason)
+
+    def _fail(self, parcel: Any, error: GkrError) -> None:
+        future: Future[Reply] = parcel.future
+        if not future.done() and future.set_running_or_notify_cancel():
+            future.set_exception(error)
+
+
+def decode_or_lose(message: Message) -> ErrorBody:
+    """The body of an ERROR. Raises LinkLost if it is not one."""
+    try:
+        return decode_body(message.body, as_type=ErrorBody)
+    except FrameError as error:
+        raise LinkLost(str(error)) from error

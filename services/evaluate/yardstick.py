@@ -1,0 +1,143 @@
+"""Everything that is needed to score images of one dataset: its real images, its classifier, and what real images
+score themselves.
+
+Made once per manifest and process. The classifier is kept in the cache folder under the manifest's digest, so that
+replicas and runs share the training; a file that does not read back is made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from services.evaluate import frechet
+from services.evaluate.classifier import REVISION, Classifier, accuracy, read_out, train_classifier
+from services.evaluate.neighbours import median_nearest
+from services.evaluate.reference import Images, balanced_choice, halves, load_split
+from services.wire.messages import ScoreReply
+from spec.errors import RefusedError
+from spec.shards import Manifest, open_manifest
+
+log = logging.getLogger("evaluate")
+
+SMALLEST_SET = 2
+"""Images that a Frechet distance needs on each side."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Scores images of one dataset; immutable once made."""
+
+    manifest: Manifest
+    classifier: Classifier
+    train: Images
+    held_out: Images
+    accuracy_real: float
+    nearest_real: float
+    half_a: NDArray[np.float32]
+    """Features of one half of the held-out images, in an order of which any prefix has a balanced mix of labels."""
+    half_b: NDArray[np.float32]
+
+    def score(self, images: NDArray[np.uint8], *, labels: list[int]) -> ScoreReply:
+        """Score generated images [n, height, width, channels]; the order of images does not matter beyond rounding."""
+        self._check(images, labels=labels)
+        features, predicted = read_out(self.classifier, images)
+        size = min(len(images), len(self.half_a))
+        chosen = balanced_choice(images, labels=labels, count=size)
+        real = frechet.fit(self.half_a[:size])
+        return ScoreReply(
+            samples=len(images),
+            classifier_accuracy=accuracy(predicted, np.array(labels, dtype=np.int64)),
+            classifier_accuracy_real=self.accuracy_real,
+            frechet_distance=frechet.distance(frechet.fit(features[chosen]), real),
+            frechet_distance_real=frechet.distance(frechet.fit(self.half_b[:size]), real),
+            frechet_samples=size,
+            nearest_train_distance=median_nearest(images, references=self.train.pixels),
+            nearest_train_distance_real=self.nearest_real,
+        )
+
+    def _check(self, images: NDArray[np.uint8], *, labels: list[int]) -> None:
+        manifest = self.manifest
+        shape = (manifest.image_height, manifest.image_width, manifest.image_channels)
+        if images.ndim != 4 or images.shape[1:] != shape or images.dtype != np.uint8:
+            raise RefusedError(
+                f"images are {images.dtype} {list(images.shape)}, dataset {manifest.name!r} has uint8 [images, {', '.join(map(str, shape))}]",
+                hint="score the images against the manifest that the model was trained on",
+            )
+        if len(labels) != len(images):
+            raise RefusedError(
+                f"there are {len(images)} images and {len(labels)} labels", hint="send one label per image"
+            )
+        if len(images) < SMALLEST_SET:
+            raise RefusedError(
+                f"{len(images)} images cannot be scored",
+                hint=f"send at least {SMALLEST_SET}; some hundred give a useful distance",
+            )
+        wrong = next((label for label in labels if not 0 <= label < len(manifest.labels)), None)
+        if wrong is not None:
+            raise RefusedError(
+                f"label {wrong} is not in dataset {manifest.name!r}",
+                hint=f"labels are 0 to {len(manifest.labels) - 1}: {', '.join(manifest.labels)}",
+            )
+
+
+def make_yardstick(uri: str, *, cache_dir: Path) -> Yardstick:
+    """Read the dataset at `uri`, then load its classifier from the cache or train it."""
+    manifest = open_manifest(uri)
+    train = load_split(uri, manifest=manifest, split="train")
+    held_out = load_split(uri, manifest=manifest, split="test")
+    half_a, half_b = halves(held_out.labels)
+    if len(half_a) < SMALLEST_SET:
+        raise RefusedError(
+            f"the held-out split has {len(held_out)} samples, too few to compare two halves of it",
+            hint="prepare the dataset with at least 4 held-out samples that share labels pairwise",
+            where=uri,
+        )
+    classifier = _cached_classifier(manifest, train=train, cache_dir=cache_dir)
+    features, predicted = read_out(classifier, held_out.pixels)
+    return Yardstick(
+        manifest=manifest,
+        classifier=classifier,
+        train=train,
+        held_out=held_out,
+        accuracy_real=accuracy(predicted, held_out.labels),
+        nearest_real=median_nearest(held_out.pixels, references=train.pixels),
+        half_a=features[half_a],
+        half_b=features[half_b],
+    )
+
+
+def _cached_classifier(manifest: Manifest, *, train: Images, cache_dir: Path) -> Classifier:
+    path = cache_dir / f"classifier-{manifest.digest}-{REVISION}.safetensors"
+    model = Classifier(channels=manifest.image_channels, labels=len(manifest.labels))
+    try:
+        model.load_state_dict(load(path.read_bytes()))
+    except FileNotFoundError:
+        pass
+    except (SafetensorError, RuntimeError) as error:  # RuntimeError: tensors of other names or shapes
+        log.warning("%s does not read back (%s); training the classifier again", path, error)
+    else:
+        return model.eval().requires_grad_(False)
+    model = train_classifier(train.pixels, labels=train.labels, num_labels=len(manifest.labels))
+    _write_whole(path, data=save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}))
+    return model
+
+
+def _write_whole(path: Path, *, data: bytes) -> None:
+    """Under its final name the file is whole; of two replicas that trained at once the last rename wins, with equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,364 @@
+"""Starts, watches and restarts the replicas of one learner's services as Ray actors. The only module here that knows Ray.
+
+Ray places the processes and tells when one is gone; requests never pass through it. Restarts are ours, not Ray's, so
+that each one is counted, gets a new incarnation and is published only after its service answered a real request. A
+replica that dies three times without serving a request in between is not restarted again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+
+from services.registry import CLASSES, load_class
+from services.server import Server
+from services.service import ServiceContext
+from spec.errors import GkrError
+from spec.plan import LearnerPlan, ServicePlan
+from spec.services import Directory, Replica, ServiceKind
+
+_log = logging.getLogger(__name__)
+
+MAX_FRUITLESS_STARTS = 3
+_SHARE_OF_A_CPU = 0.01
+_HUNG_SECONDS = 60.0
+_STATS_SECONDS = 5.0
+
+REPLICA_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Set before a replica imports torch: nothing is downloaded, and replicas that share a machine do not fight for it."""
+
+
+class ReplicaDeath(NamedTuple):
+    """A replica that was serving or starting and is gone."""
+
+    service: str
+    index: int
+    cause: str
+    detected_monotonic: float
+    restarted: bool
+    """False: the restart budget is used up, or starting again cannot help; the service goes on with the others."""
+
+
+@dataclass(frozen=True)
+class PollResult:
+    """What the host saw in one look."""
+
+    directory: Directory
+    stats: list[dict[str, Any]]
+    """One per replica that answered in time: the fields of `spec.events.ServiceStats` without time, source and kind.
+    Counters start again with each incarnation."""
+    deaths: list[ReplicaDeath]
+    failed: dict[str, str]
+    """`service-index` to the cause, of replicas that are not restarted any more."""
+    starting: list[str] = field(default_factory=list[str])
+    """`service-index` of replicas that are not ready yet."""
+
+
+class _Started(NamedTuple):
+    endpoint: str
+    pid: int
+    refusal: str
+    """Non-empty: a GkrError that starting again will not mend."""
+
+
+class _ReplicaActor:
+    """Runs in the replica's process."""
+
+    def __init__(self, log_path: str) -> None:
+        _redirect_output(Path(log_path))
+        os.environ.update(REPLICA_ENVIRONMENT)
+        logging.basicConfig(
+            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+        )
+        self._server: Server | None = None
+
+    def start(
+        self, *, path: str, context: ServiceContext, queue_depth: int, incarnation: int, bind_host: str
+    ) -> _Started:
+        """Load the service, prove that it answers, and listen."""
+        try:
+            service = load_class(path)(context)
+            service.warm_up()
+            server = Server(service, queue_depth=queue_depth, incarnation=incarnation, bind=f"tcp://{bind_host}:*")
+            endpoint = server.start()
+        except GkrError as error:
+            logging.getLogger(__name__).error("%s cannot start: %s", context.name, error)  # noqa: TRY400 - our wording
+            return _Started("", os.getpid(), str(error))
+        self._server = server
+        logging.getLogger(__name__).info("%s serves on %s, incarnation %d", context.name, endpoint, incarnation)
+        return _Started(endpoint, os.getpid(), "")
+
+    def stats(self) -> dict[str, Any] | None:
+        """Counters, none before `start` is done. Raises if the server's loop does not turn."""
+        if self._server is None:
+            return None
+        stats = self._server.stats(timeout_seconds=_STATS_SECONDS)
+        return {
+            "requests": stats.requests,
+            "errors": stats.errors,
+            "p50_ms": stats.p50_ms,
+            "p99_ms": stats.p99_ms,
+            "queued": stats.queued,
+            "queued_by_rank": stats.queued_by_rank,
+            "batch_mean": stats.batch_mean,
+        }
+
+    def stop(self, deadline_seconds: float) -> None:
+        """Send the clients away."""
+        if self._server is not None:
+            self._server.stop(deadline_seconds=deadline_seconds)
+
+
+def _redirect_output(path: Path) -> None:
+    """What this process and its libraries print goes to the run's log, not to Ray's session folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+@dataclass
+class _Slot:
+    """One replica over all its starts."""
+
+    plan: ServicePlan
+    index: int
+    log_path: Path
+    incarnation: int = 0
+    actor: Any = None
+    starting: Any = None
+    """Reference to the running `start`, until it is done."""
+    looking: Any = None
+    """Reference to the running `stats`, if one is."""
+    looked_at: float = 0.0
+    replica: Replica | None = None
+    served: bool = False
+    """This incarnation answered at least one request."""
+    fruitless: int = 0
+    failure: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.plan.name}-{self.index}"
+
+
+class ServiceHosts:
+    """All replicas of one learner. `poll` often: it is what notices deaths, and the restart begins there."""
+
+    def __init__(
+        self,
+        learner: LearnerPlan,
+        *,
+        manifest: str,
+        cache_dir: Path,
+        log_dir: Path,
+        bind_host: str,
+        reserve_cpus: bool,
+        classes: Mapping[ServiceKind, str],
+    ) -> None:
+        self._learner = learner.name
+        self._manifest = manifest
+        self._cache_dir = cache_dir
+        self._bind_host = bind_host
+        self._reserve_cpus = reserve_cpus
+        self._classes = classes
+        # Numbers only grow, also from one driver of this learner to the next: both begin at the clock.
+        self._epoch = self._last_incarnation = time.time_ns() // 1_000_000
+        self._shared = [
+            Replica(service=plan.name, kind=plan.kind, index=index, endpoint=endpoint, incarnation=0)
+            for plan in learner.services
+            for index, endpoint in enumerate(plan.shared_endpoints)
+        ]
+        self._slots = [
+            _Slot(plan, index, log_dir / f"service-{plan.name}-{index}.log")
+            for plan in learner.services
+            if not plan.shared_endpoints
+            for index in range(plan.replicas)
+        ]
+        self._closed = False
+        for slot in self._slots:
+            self._launch(slot)
+
+    def poll(self, deadline_seconds: float) -> PollResult:
+        """Look at every replica, for at most that long. Never raises for a replica that is dead or does not start."""
+        if self._closed:
+            return PollResult(self._directory(), [], [], {})
+        for slot in self._slots:
+            if slot.replica is not None and slot.looking is None:
+                slot.looking = slot.actor.stats.remote()
+                slot.looked_at = time.monotonic()
+        waiting = [ref for slot in self._slots for ref in (slot.starting, slot.looking) if ref is not None]
+        ready: set[Any] = set()
+        if waiting:
+            ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=deadline_seconds, fetch_local=True)[0])
+        stats: list[dict[str, Any]] = []
+        deaths: list[ReplicaDeath] = []
+        for slot in self._slots:
+            try:
+                if slot.starting in ready:
+                    self._take_start(slot)
+                elif slot.looking in ready:
+                    stats.append(self._take_stats(slot))
+                elif slot.looking is not None and time.monotonic() - slot.looked_at > _HUNG_SECONDS:
+                    deaths.append(self._dead(slot, cause=f"no sign of life for {_HUNG_SECONDS:g} s"))
+            except _StartRefused as refusal:
+                deaths.append(self._dead(slot, cause=str(refusal), hopeless=True))
+            except RayError as error:
+                deaths.append(self._dead(slot, cause=_cause(error)))
+        return PollResult(
+            directory=self._directory(),
+            stats=stats,
+            deaths=deaths,
+            failed={slot.label: slot.failure for slot in self._slots if slot.failure},
+            starting=[slot.label for slot in self._slots if slot.starting is not None],
+        )
+
+    def close(self, *, deadline_seconds: float = 5.0) -> None:
+        """End all replicas: politely until the deadline, then at once."""
+        if self._closed:
+            return
+        self._closed = True
+        stopping = [slot.actor.stop.remote(deadline_seconds) for slot in self._slots if slot.replica is not None]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=deadline_seconds)
+        for slot in self._slots:
+            slot.replica = slot.starting = slot.looking = None
+            if slot.actor is not None:
+                ray.kill(slot.actor)
+                slot.actor = None
+
+    def _directory(self) -> Directory:
+        own = [slot.replica for slot in self._slots if slot.replica is not None]
+        return Directory(epoch=self._epoch, replicas=[*self._shared, *own])
+
+    def _launch(self, slot: _Slot) -> None:
+        """Begin to start a replica; Ray does the rest in the background."""
+        self._last_incarnation += 1
+        slot.incarnation = self._last_incarnation
+        slot.served = False
+        actor_class: Any = ray.remote(_ReplicaActor)
+        options: dict[str, Any] = {
+            "name": f"service-{self._learner}-{slot.label}-{slot.incarnation}",
+            "num_cpus": slot.plan.cpu if self._reserve_cpus else _SHARE_OF_A_CPU,
+            "num_gpus": slot.plan.gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": 4,  # `stats` answers while `start` runs
+        }
+        slot.actor = actor_class.options(**options).remote(str(slot.log_path))
+        slot.starting = slot.actor.start.remote(
+            path=self._classes[slot.plan.kind],
+            context=ServiceContext(
+                kind=slot.plan.kind,
+                name=slot.plan.name,
+                cache_dir=self._cache_dir,
+                manifest=self._manifest,
+                max_batch=slot.plan.max_batch,
+            ),
+            queue_depth=slot.plan.queue_depth,
+            incarnation=slot.incarnation,
+            bind_host=self._bind_host,
+        )
+
+    def _take_start(self, slot: _Slot) -> None:
+        started: _Started = ray.get(slot.starting, timeout=_STATS_SECONDS)
+        slot.starting = None
+        if started.refusal:
+            raise _StartRefused(started.refusal)
+        slot.replica = Replica(
+            service=slot.plan.name,
+            kind=slot.plan.kind,
+            index=slot.index,
+            endpoint=started.endpoint,
+            incarnation=slot.incarnation,
+            pid=started.pid,
+        )
+        self._epoch += 1
+
+    def _take_stats(self, slot: _Slot) -> dict[str, Any]:
+        counters: dict[str, Any] = ray.get(slot.looking, timeout=_STATS_SECONDS)
+        slot.looking = None
+        if counters["requests"]:
+            slot.served, slot.fruitless = True, 0
+        return {
+            "learner": self._learner,
+            "service": slot.plan.name,
+            "replica": slot.index,
+            "incarnation": slot.incarnation,
+            **counters,
+        }
+
+    def _dead(self, slot: _Slot, *, cause: str, hopeless: bool = False) -> ReplicaDeath:
+        """Count a death, and start the successor unless that is pointless."""
+        detected = time.monotonic()
+        if slot.replica is not None:
+            self._epoch += 1
+        ray.kill(slot.actor)  # what is left of it: a hung process, or one whose start failed
+        slot.replica = slot.starting = slot.looking = slot.actor = None
+        slot.fruitless += not slot.served
+        restart = not hopeless and slot.fruitless <= MAX_FRUITLESS_STARTS
+        if restart:
+            _log.warning("service %s is gone (%s); starting it again", slot.label, cause)
+            self._launch(slot)
+        else:
+            tries = "" if hopeless else f"; it was started {slot.fruitless} times without serving a request"
+            slot.failure = f"{cause}{tries}; see {slot.log_path}"
+            _log.error("service %s failed: %s", slot.label, slot.failure)
+        return ReplicaDeath(slot.plan.name, slot.index, cause, detected, restart)
+
+
+class _StartRefused(Exception):  # noqa: N818 - the service's verdict on its configuration
+    """A GkrError at the start."""
+
+
+def _cause(error: RayError) -> str:
+    """One line: an exception of the replica by its own words, anything else as the loss of the process."""
+    inner = getattr(error, "cause", None)
+    if inner is not None:
+        return f"{type(inner).__name__}: {inner}".splitlines()[0]
+    return f"process gone (killed or crashed): {type(error).__name__}"
+
+
+def start_services(
+    learner: LearnerPlan,
+    *,
+    manifest: str,
+    cache_dir: Path,
+    log_dir: Path,
+    bind_host: str = "127.0.0.1",
+    reserve_cpus: bool = False,
+    classes: Mapping[ServiceKind, str] = CLASSES,
+) -> ServiceHosts:
+    """Begin to start all replicas of a learner; returns at once, `poll` tells when each is ready.
+
+    Needs an initialised Ray. `bind_host` is the address that clients reach (never 0.0.0.0: a replica trusts its
+    network). `reserve_cpus` makes Ray reserve the planned cores; on one machine that many processes share, whose cores
+    the plan has counted already, a token share is taken instead. GPUs are always reserved.
+    """
+    return ServiceHosts(
+        learner,
+        manifest=manifest,
+        cache_dir=cache_dir,
+        log_dir=log_dir,
+        bind_host=bind_host,
+        reserve_cpus=reserve_cpus,
+        classes=classes,
+    )

@@ -1,0 +1,112 @@
+"""One connection of a client to one replica. A broken connection is never mended: its successor is a new socket.
+
+ZeroMQ would connect again by itself, but messages sent into the old connection would be lost in silence and new ones
+could overtake the greeting. So each link lives for one connection, and what follows a loss is decided above it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from services.wire.frames import (
+    HEARTBEAT_MS,
+    HEARTBEAT_TIMEOUT_MS,
+    MAX_FRAME_BYTES,
+    Buffer,
+    FrameError,
+    Header,
+    Kind,
+    Message,
+    pack,
+    unpack,
+)
+from spec.services import Replica
+
+_UP = zmq.Event.HANDSHAKE_SUCCEEDED
+_DOWN = (
+    zmq.Event.DISCONNECTED
+    | zmq.Event.CLOSED
+    | zmq.Event.CONNECT_RETRIED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+_WORDS = {
+    int(zmq.Event.DISCONNECTED): "ended",
+    int(zmq.Event.CLOSED): "closed",
+    int(zmq.Event.CONNECT_RETRIED): "failed",
+}
+
+
+class LinkLost(Exception):  # noqa: N818 - an event in the life of a link
+    """The connection is gone or could not be made."""
+
+
+class Link:
+    """A DEALER socket on one endpoint, with its monitor."""
+
+    def __init__(self, replica: Replica, *, context: zmq.Context[Any], hello: Header, hwm: int) -> None:
+        self.replica = replica
+        self.welcomed = False
+        self._hello = hello
+        self.give_up_at = time.monotonic() + HEARTBEAT_TIMEOUT_MS / 1000
+        """Not welcomed by then: something else listens there, or nothing."""
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.socket.setsockopt(zmq.SNDHWM, hwm)
+        self.socket.setsockopt(zmq.RCVHWM, hwm)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self.monitor = self.socket.get_monitor_socket(int(_UP | _DOWN))
+        try:
+            self.socket.connect(replica.endpoint)
+        except zmq.ZMQError:
+            self.give_up_at = 0.0  # an address that cannot be one: lost at the next look
+
+    def watch(self) -> None:
+        """Greet when connected. Raises LinkLost once the connection is gone or was not welcomed in time."""
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            if event & _DOWN:
+                raise LinkLost(f"{self.replica.endpoint}: connection {_WORDS.get(event, 'refused')}")
+            if event & _UP:
+                self.send(pack(self._hello))
+        if not self.welcomed and time.monotonic() >= self.give_up_at:
+            raise LinkLost(f"{self.replica.endpoint} did not welcome us in time")
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send without waiting. Raises LinkLost if ZeroMQ cannot take it, which within the grant means it is gone."""
+        try:
+            self.socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
+        except zmq.ZMQError as error:
+            raise LinkLost(f"{self.replica.endpoint}: {error}") from error
+
+    def receive(self) -> Iterator[Message]:
+        """All messages that are here. Raises LinkLost for bytes that are not of this protocol."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)
+                yield unpack([frame.buffer for frame in frames])
+            except zmq.Again:
+                return
+            except FrameError as error:
+                raise LinkLost(f"{self.replica.endpoint} sent something else: {error}") from error
+
+    def close(self, *, farewell: bool = False) -> None:
+        """Close both sockets."""
+        if farewell and self.welcomed:
+            try:
+                self.send(pack(Header(kind=Kind.BYE)))
+            except LinkLost:
+                farewell = False
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=HEARTBEAT_MS if farewell else 0)

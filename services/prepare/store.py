@@ -1,0 +1,212 @@
+"""Puts a dataset in its place, whole or not at all.
+
+Shards are written into a temporary folder beside their place, made durable, and renamed to a name that is their
+content's; the manifest is renamed last, and only a manifest makes a dataset. A killed preparer leaves at most files
+that no manifest names; the next one removes them. Several preparers of one place take turns by a file lock that the
+kernel releases with its holder; the later ones find the dataset there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec.errors import DataError, GkrError, RefusedError
+from spec.shards import (
+    Manifest,
+    Sample,
+    Shape,
+    Shard,
+    Split,
+    Splits,
+    open_manifest,
+    pack_shard,
+    path_of,
+    read_shard,
+    seal,
+)
+
+_POLL_SECONDS = 0.05
+_TEMPORARY = ".prepare-"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a manifest says besides its shards."""
+
+    name: str
+    source: str
+    recipe: str
+    shape: Shape
+    labels: Sequence[str]
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, *, timeout_seconds: float) -> Generator[None]:
+    """Be the only preparer of this folder; waits for another one until the deadline."""
+    path = folder / ".prepare.lock"
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline = time.monotonic() + timeout_seconds
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"another process has been preparing this dataset for over {timeout_seconds:g} s",
+                    where=str(path),
+                    hint=f"see who: fuser -v {path}; end it if it hangs, then start again",
+                )
+            time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def find(uri: str, *, content: Content) -> Manifest | None:
+    """The dataset that is already there, read back in full; none if there is none."""
+    if not path_of(uri).exists():
+        return None
+    manifest = open_manifest(uri)
+    if (manifest.source, manifest.recipe) != (content.source, content.recipe):
+        raise RefusedError(
+            f"another dataset is there: {manifest.source!r} by {manifest.recipe!r}",
+            where=str(path_of(uri)),
+            hint="name another --manifest, or remove that folder if nothing trains on it",
+        )
+    splits: tuple[Split, ...] = ("train", "test")
+    for split in splits:
+        for shard in manifest.shards(split):
+            read_shard(shard, uri=uri, manifest=manifest)
+    return manifest
+
+
+def write(
+    uri: str, *, content: Content, train: Sequence[Sample], test: Sequence[Sample], shard_samples: int
+) -> Manifest:
+    """Write a dataset. The caller holds the folder's lock."""
+    path = path_of(uri)
+    with _explained(path.parent):
+        _remove_leftovers(path.parent)
+        temporary = path.parent / f"{_TEMPORARY}{os.getpid()}"
+        temporary.mkdir()
+        try:
+            packed = {
+                "train": _pack(train, name="train", shape=content.shape, size=shard_samples),
+                "test": _pack(test, name="test", shape=content.shape, size=shard_samples),
+            }
+            folder = f"shards-{_digest(packed)}"
+            shards = {split: _write_shards(files, temporary, folder=folder) for split, files in packed.items()}
+            manifest = _manifest(content, train=shards["train"], test=shards["test"])
+            _sync_folder(temporary)
+            shutil.rmtree(path.parent / folder, ignore_errors=True)  # of a preparer that was killed before its manifest
+            temporary.rename(path.parent / folder)
+            _commit(path, manifest)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+@dataclass(frozen=True)
+class _File:
+    name: str
+    samples: int
+    data: bytes
+    sha256: str
+
+
+def _pack(samples: Sequence[Sample], *, name: str, shape: Shape, size: int) -> list[_File]:
+    files: list[_File] = []
+    for start in range(0, len(samples), size):
+        part = samples[start : start + size]
+        data = pack_shard(part, shape=shape)
+        files.append(_File(f"{name}-{start // size:05d}.shard", len(part), data, hashlib.sha256(data).hexdigest()))
+    return files
+
+
+def _digest(packed: dict[str, list[_File]]) -> str:
+    text = "".join(file.sha256 for files in packed.values() for file in files)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write_shards(files: Sequence[_File], temporary: Path, *, folder: str) -> list[Shard]:
+    for file in files:
+        _write_durable(temporary / file.name, file.data)
+    return [
+        Shard(path=f"{folder}/{file.name}", samples=file.samples, bytes=len(file.data), sha256=file.sha256)
+        for file in files
+    ]
+
+
+def _manifest(content: Content, *, train: list[Shard], test: list[Shard]) -> Manifest:
+    return seal(
+        Manifest(
+            name=content.name,
+            source=content.source,
+            recipe=content.recipe,
+            image_height=content.shape.height,
+            image_width=content.shape.width,
+            image_channels=content.shape.channels,
+            labels=list(content.labels),
+            splits=Splits(train=train, test=test),
+        )
+    )
+
+
+def _commit(path: Path, manifest: Manifest) -> None:
+    beside = path.with_name(f"{_TEMPORARY}{os.getpid()}.json")
+    _write_durable(beside, manifest.write_json().encode() + b"\n")
+    beside.rename(path)
+    _sync_folder(path.parent)
+
+
+def _write_durable(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(f"{_TEMPORARY}[0-9]*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Generator[None]:
+    """Turn what the file system refuses into an error with place and remedy."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = f"free space on the file system of {folder}" if full else "check the path and its permissions"
+        where = str(error.filename or folder)
+        failure: GkrError = DataError(f"the dataset cannot be written: {error.strerror}", where=where, hint=hint)
+        raise failure from error

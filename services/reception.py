@@ -1,0 +1,312 @@
+"""A replica's side of the protocol: who is connected, what each message means, what is answered. No sockets, no clock.
+
+Bytes go in with the route they came from; messages to send come out in `outbox`. Every request that was taken is
+answered exactly once on its connection (reply or error), because the answer is what returns the client's credit.
+A client is (identity, incarnation), not a connection: when it connects again, what it had queued is forgotten (it sends
+again what it still wants), what runs is joined, and what was answered is answered again from the cache. A newer
+incarnation of an identity replaces the older one, whose answers are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.replies import ReplyCache
+from services.scheduler import GrantExceeded, Scheduler, Ticket
+from services.service import Call, Method
+from services.wire.frames import (
+    Buffer,
+    Code,
+    FrameError,
+    Header,
+    Kind,
+    Message,
+    VersionError,
+    decode_body,
+    pack,
+    pack_error,
+    unpack,
+)
+from spec.errors import GkrError
+
+_log = logging.getLogger(__name__)
+
+MAX_VIOLATIONS = 3
+_REMEMBERED_ROUTES = 4096
+
+
+class ClientId(NamedTuple):
+    """One start of one client."""
+
+    identity: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class ServerStats:
+    """What a replica has done since its start; the times are those of the last requests."""
+
+    requests: int = 0
+    """Answered with a reply."""
+    errors: int = 0
+    """Answered with an error."""
+    duplicates: int = 0
+    """Arrived again and were not computed again."""
+    violations: int = 0
+    banned: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    queued: int = 0
+    queued_by_rank: dict[str, int] = field(default_factory=dict[str, int])
+    batches: int = 0
+    batch_mean: float = 0.0
+    """Items per batch."""
+
+
+class Reception:
+    """All protocol state of one replica."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        *,
+        service: str,
+        incarnation: int,
+        grant: int,
+        max_batch: int,
+        max_clients: int = 4096,
+        cache_bytes: int = 64 * 2**20,
+    ) -> None:
+        self.outbox: deque[tuple[bytes, Sequence[Buffer]]] = deque()
+        self._methods = methods
+        self._service = service
+        self._incarnation = incarnation
+        self._grant = grant
+        self._max_clients = max_clients
+        self._scheduler: Scheduler[ClientId] = Scheduler(grant=grant, max_batch=max_batch)
+        self._replies: ReplyCache[ClientId] = ReplyCache(per_client=grant, max_bytes=cache_bytes)
+        self._clients: dict[bytes, ClientId] = {}
+        self._routes: dict[ClientId, bytes] = {}
+        self._newest: dict[str, int] = {}
+        self._running: set[tuple[ClientId, int]] = set()
+        self._violations: OrderedDict[bytes, int] = OrderedDict()
+        self._seconds: deque[float] = deque(maxlen=2048)
+        self._requests = self._errors = self._duplicates = self._total_violations = self._banned = 0
+        self._batches = self._items = 0
+
+    def receive(self, route: bytes, frames: Sequence[Buffer], *, now: float) -> None:
+        """Take one message."""
+        if self._violations.get(route, 0) >= MAX_VIOLATIONS:
+            return
+        try:
+            message = unpack(frames)
+        except VersionError as error:
+            self._violation(route, code="version", reason=str(error))
+            return
+        except FrameError as error:
+            self._violation(route, reason=str(error))
+            return
+        match message.header.kind:
+            case Kind.HELLO:
+                self._hello(route, message.header)
+            case Kind.REQUEST:
+                self._request(route, message, now=now)
+            case Kind.CANCEL:
+                self._cancel(route, message.header.request)
+            case Kind.BYE:
+                self.unreachable(route)
+            case other:
+                self._violation(route, reason=f"a client must not send {other.name}")
+
+    def unreachable(self, route: bytes) -> None:
+        """The connection is gone: forget its client. What runs goes on; its answer is dropped."""
+        client = self._clients.get(route)
+        if client is not None:
+            self._forget(client)
+
+    def next_batch(self, now: float) -> list[Ticket[ClientId]]:
+        """What to compute now, possibly nothing; expired requests are answered on the way."""
+        batch = self._scheduler.next_batch(now)
+        if batch is None:
+            return []
+        for ticket in batch.expired:
+            self._errors += 1
+            self._answer_error(ticket, code="expired", message="its deadline passed before its turn came")
+        if batch.tickets:
+            self._batches += 1
+            self._items += sum(ticket.cost for ticket in batch.tickets)
+            self._running.update((ticket.client, ticket.request) for ticket in batch.tickets)
+        return batch.tickets
+
+    def finish(self, ticket: Ticket[ClientId], answer: Sequence[Buffer], *, failed: bool, now: float) -> None:
+        """A computed answer, as frames."""
+        self._running.discard((ticket.client, ticket.request))
+        self._errors += failed
+        self._requests += not failed
+        self._seconds.append(now - ticket.arrived)
+        route = self._routes.get(ticket.client)
+        if route is None:
+            return
+        self._replies.put(ticket.client, ticket.request, answer)
+        if self._scheduler.holds(ticket.client, ticket.request):
+            self._scheduler.settle(ticket.client, ticket.request)
+            self.outbox.append((route, answer))
+
+    def probe(self) -> None:
+        """State the grant once more to idle clients: sending is how a connection that died in silence is noticed."""
+        for client, route in self._routes.items():
+            if not self._scheduler.outstanding(client):
+                self.outbox.append((route, pack(Header(kind=Kind.CREDIT, credit=self._grant))))
+
+    def go_away(self) -> None:
+        """Tell every client to turn to another replica."""
+        for route in self._clients:
+            self.outbox.append((route, pack(Header(kind=Kind.GOAWAY))))
+
+    def stats(self) -> ServerStats:
+        """A snapshot."""
+        seconds = sorted(self._seconds)
+        queued: dict[str, int] = {client.identity: count for client, count in self._scheduler.queued().items()}
+        return ServerStats(
+            requests=self._requests,
+            errors=self._errors,
+            duplicates=self._duplicates,
+            violations=self._total_violations,
+            banned=self._banned,
+            p50_ms=1000 * seconds[len(seconds) // 2] if seconds else 0.0,
+            p99_ms=1000 * seconds[len(seconds) * 99 // 100] if seconds else 0.0,
+            queued=sum(queued.values()),
+            queued_by_rank=queued,
+            batches=self._batches,
+            batch_mean=self._items / self._batches if self._batches else 0.0,
+        )
+
+    def _hello(self, route: bytes, header: Header) -> None:
+        client = ClientId(header.identity, header.incarnation)
+        if not client.identity or self._clients.get(route, client) != client:
+            self._violation(route, reason="HELLO without an identity, or with a second one")
+            return
+        if header.service != self._service or header.expected not in (0, self._incarnation):
+            here = f"{self._service} incarnation {self._incarnation}"
+            self._refuse(route, code="misdirected", message=f"{here} answers here, not {header.service}")
+            return
+        newest = self._newest.get(client.identity)
+        if newest is not None and newest > client.incarnation:
+            self._refuse(route, code="superseded", message=f"a newer client has the identity {client.identity!r}")
+            return
+        if newest is not None and newest < client.incarnation:
+            self._forget(ClientId(client.identity, newest))
+        if client not in self._routes and len(self._routes) >= self._max_clients:
+            self._refuse(route, code="busy", message=f"{self._max_clients} clients are connected, which is the limit")
+            return
+        former = self._routes.get(client)
+        if former is not None:
+            self._clients.pop(former, None)
+        self._newest[client.identity] = client.incarnation
+        self._routes[client] = route
+        self._clients[route] = client
+        self._scheduler.join(client)
+        welcome = Header(kind=Kind.WELCOME, credit=self._grant, incarnation=self._incarnation, service=self._service)
+        self.outbox.append((route, pack(welcome)))
+
+    def _request(self, route: bytes, message: Message, *, now: float) -> None:
+        header = message.header
+        client = self._clients.get(route)
+        if client is None or header.request == 0:
+            self._violation(route, request=header.request, reason="a request needs a HELLO before it and a number")
+            return
+        stored = self._replies.get(client, header.request)
+        if stored is not None:
+            self._duplicates += 1
+            self.outbox.append((route, stored))
+            return
+        try:
+            if (client, header.request) in self._running:
+                self._duplicates += 1
+                self._scheduler.hold(client, header.request)
+            elif self._scheduler.holds(client, header.request):
+                self._duplicates += 1
+            else:
+                ticket = self._ticket(client, message, now=now)
+                if ticket is not None:
+                    self._scheduler.offer(ticket)
+        except FrameError as error:
+            self._violation(route, request=header.request, reason=str(error))
+        except GrantExceeded as error:
+            self._violation(route, request=header.request, reason=str(error))
+
+    def _ticket(self, client: ClientId, message: Message, *, now: float) -> Ticket[ClientId] | None:
+        """The request as the scheduler sees it; none if it was answered with an error right here."""
+        header, route = message.header, self._routes[client]
+        method = self._methods.get(header.method)
+        if method is None:
+            known = ", ".join(self._methods)
+            self._refuse(route, header.request, code="method", message=f"no method {header.method!r}; there is {known}")
+            return None
+        args = decode_body(message.body, as_type=method.args)
+        try:
+            key, cost = method.batch_key(args), method.cost(args)
+        except GkrError as error:
+            self._refuse(route, header.request, code="refused", message=error.message, hint=error.hint)
+            return None
+        except Exception:  # noqa: BLE001 - the service's own code: its bug must not end the replica
+            _log.exception("batch key or cost of %s failed", header.method)
+            self._refuse(route, header.request, code="internal", message=f"{header.method} failed on these arguments")
+            return None
+        return Ticket(
+            client=client,
+            request=header.request,
+            method=header.method,
+            batch_key=key,
+            cost=max(1, cost),
+            expires=now + header.deadline_ms / 1000,
+            arrived=now,
+            payload=Call(args, message.tensors),
+        )
+
+    def _cancel(self, route: bytes, request: int) -> None:
+        client = self._clients.get(route)
+        ticket = self._scheduler.cancel(client, request) if client is not None else None
+        if ticket is not None:
+            self._answer_error(ticket, code="cancelled", message="cancelled by its caller")
+
+    def _answer_error(self, ticket: Ticket[ClientId], *, code: Code, message: str) -> None:
+        self._scheduler.settle(ticket.client, ticket.request)
+        route = self._routes.get(ticket.client)
+        if route is not None:
+            self.outbox.append((route, pack_error(request=ticket.request, code=code, message=message)))
+
+    def _refuse(self, route: bytes, request: int = 0, *, code: Code, message: str, hint: str = "") -> None:
+        self._errors += 1
+        self.outbox.append((route, pack_error(request=request, code=code, message=message, hint=hint)))
+
+    def _violation(self, route: bytes, *, request: int = 0, code: Code = "protocol", reason: str) -> None:
+        """Answer, count, and after the third one listen no more: libzmq gives no way to close one connection."""
+        count = self._violations.get(route, 0) + 1
+        self._violations[route] = count
+        self._violations.move_to_end(route)
+        if len(self._violations) > _REMEMBERED_ROUTES:
+            self._violations.popitem(last=False)
+        self._total_violations += 1
+        self._refuse(route, request, code=code, message=reason)
+        if count < MAX_VIOLATIONS:
+            return
+        self._banned += 1
+        client = self._clients.get(route)
+        _log.warning("dropping %s after %d protocol errors; the last: %s", client or "a stranger", count, reason)
+        self.outbox.append((route, pack(Header(kind=Kind.GOAWAY))))
+        if client is not None:
+            self._forget(client)
+
+    def _forget(self, client: ClientId) -> None:
+        self._scheduler.leave(client)
+        self._replies.forget(client)
+        route = self._routes.pop(client, None)
+        if route is not None:
+            self._clients.pop(route, None)
+        if self._newest.get(client.identity) == client.incarnation:
+            del self._newest[client.identity]

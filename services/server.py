@@ -1,0 +1,237 @@
+"""One replica: a ROUTER socket in an I/O thread, and one worker thread that computes.
+
+The I/O thread moves frames between the socket and `Reception`, and hands the worker one batch at a time; while a batch
+is computed, the next ones form in the queues. It never blocks on a client: queues are bounded by grants, sends do not
+wait, and a client that does not read is forgotten once its pipe is full. Liveness of connections is ZeroMQ's heartbeat,
+answered by ZeroMQ's own thread, so a busy replica does not look dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Self
+
+import zmq
+
+from services.reception import ClientId, Reception, ServerStats
+from services.scheduler import Ticket
+from services.service import Reply, Service
+from services.waker import Waker
+from services.wire.frames import (
+    HEARTBEAT_MS,
+    HEARTBEAT_TIMEOUT_MS,
+    MAX_FRAME_BYTES,
+    Buffer,
+    FrameError,
+    Header,
+    Kind,
+    encode_body,
+    encode_tensors,
+    pack,
+    pack_error,
+)
+from spec.errors import ConfigError, GkrError
+
+_log = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 15.0
+_TICK_MS = 500
+_MESSAGES_PER_TURN = 256
+
+Answer = tuple[Sequence[Buffer], bool]
+"""Frames, and whether they are an error."""
+
+
+class Server:
+    """Serves one service. `start` returns its endpoint; the service must be warm already."""
+
+    def __init__(
+        self, service: Service, *, queue_depth: int, incarnation: int = 1, bind: str = "tcp://127.0.0.1:*"
+    ) -> None:
+        self._service = service
+        self._bind = bind
+        self._queue_depth = queue_depth
+        self._reception = Reception(
+            {method.name: method for method in service.methods},
+            service=service.context.name,
+            incarnation=incarnation,
+            grant=queue_depth,
+            max_batch=service.context.max_batch,
+        )
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._waker = Waker()
+        self._batches: queue.SimpleQueue[list[Ticket[ClientId]]] = queue.SimpleQueue()
+        self._busy = False
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.endpoint = ""
+
+    def start(self) -> str:
+        """Bind and begin to serve. Raises ConfigError if the address cannot be bound."""
+        context = zmq.Context()
+        router = context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.SNDHWM, self._queue_depth + 16)
+        router.setsockopt(zmq.RCVHWM, self._queue_depth + 16)
+        router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        try:
+            router.bind(self._bind)
+        except zmq.ZMQError as error:
+            context.destroy(linger=0)
+            raise ConfigError(
+                f"cannot listen on {self._bind}: {error}", hint="another process has the port; give another or 0"
+            ) from error
+        self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._threads = [
+            threading.Thread(target=self._serve, args=(context, router), name="service-io", daemon=True),
+            threading.Thread(target=self._work, name="service-worker", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self.endpoint
+
+    @property
+    def serving(self) -> bool:
+        """False before the start, after the stop, and if a thread ended by a bug of ours."""
+        return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
+
+    def stats(self, *, timeout_seconds: float) -> ServerStats:
+        """A snapshot taken by the I/O thread, so that an answer also says that the loop turns."""
+        if not self.serving:
+            raise RuntimeError("the server is not serving")
+        found: Future[ServerStats] = Future()
+        self._post(lambda: found.set_result(self._reception.stats()))
+        return found.result(timeout=timeout_seconds)
+
+    def stop(self, *, deadline_seconds: float) -> bool:
+        """Send clients away and end both threads. False if a batch is still being computed at the deadline."""
+        self._stopping.set()
+        self._waker.notify()
+        self._batches.put([])
+        limit = time.monotonic() + deadline_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, limit - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        self._waker.close()
+        return True
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(deadline_seconds=10)
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._waker.notify()
+
+    def _serve(self, context: zmq.Context[Any], router: zmq.Socket[Any]) -> None:
+        try:
+            self._loop(router)
+        finally:
+            context.destroy(linger=HEARTBEAT_MS)
+
+    def _loop(self, router: zmq.Socket[Any]) -> None:
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(self._waker.fd, zmq.POLLIN)
+        probe_at = time.monotonic() + _PROBE_SECONDS
+        while not self._stopping.is_set():
+            poller.poll(_TICK_MS)
+            self._waker.drain()
+            while self._inbox:
+                self._inbox.popleft()()
+            self._receive(router)
+            now = time.monotonic()
+            if not self._busy:
+                tickets = self._reception.next_batch(now)
+                if tickets:
+                    self._busy = True
+                    self._batches.put(tickets)
+            if now >= probe_at:
+                probe_at = now + _PROBE_SECONDS
+                self._reception.probe()
+            self._flush(router)
+        self._reception.go_away()
+        self._flush(router)
+
+    def _receive(self, router: zmq.Socket[Any]) -> None:
+        for _ in range(_MESSAGES_PER_TURN):
+            try:
+                route, *frames = router.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            # A view keeps its frame's memory alive, so tensors can stay where they were received.
+            self._reception.receive(route.bytes, [frame.buffer for frame in frames], now=time.monotonic())
+        self._waker.notify()  # there may be more; come back at once
+
+    def _flush(self, router: zmq.Socket[Any]) -> None:
+        outbox = self._reception.outbox
+        while outbox:
+            route, frames = outbox.popleft()
+            try:
+                router.send_multipart([route, *frames], zmq.DONTWAIT, copy=False)
+            except zmq.ZMQError as error:
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+                self._reception.unreachable(route)
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                tickets = self._batches.get(timeout=_TICK_MS / 1000)
+            except queue.Empty:
+                continue
+            if not tickets:  # woken by `stop`
+                continue
+            answers = answer_batch(self._service, tickets=tickets)
+            self._post(lambda tickets=tickets, answers=answers: self._finish(tickets, answers))
+
+    def _finish(self, tickets: list[Ticket[ClientId]], answers: list[Answer]) -> None:
+        self._busy = False
+        now = time.monotonic()
+        for ticket, (frames, failed) in zip(tickets, answers, strict=True):
+            self._reception.finish(ticket, frames, failed=failed, now=now)
+
+
+def answer_batch(service: Service, *, tickets: list[Ticket[ClientId]]) -> list[Answer]:
+    """Compute one batch and encode its answers. Never raises: whatever happens, each ticket gets its frames.
+
+    If a batch breaks, its calls are computed one by one, so that a call that breaks the service fails alone.
+    """
+    method = tickets[0].method
+    try:
+        replies = list(service.compute(method, [ticket.payload for ticket in tickets]))
+        if len(replies) != len(tickets):
+            raise RuntimeError(f"{method} gave {len(replies)} answers for {len(tickets)} calls")  # noqa: TRY301
+    except GkrError as error:
+        replies = [error] * len(tickets)
+    except Exception as error:  # noqa: BLE001 - boundary: a bug of the service ends the call, not the replica
+        _log.error("%s failed for %d calls", method, len(tickets), exc_info=error)
+        if len(tickets) > 1:
+            return [answer for ticket in tickets for answer in answer_batch(service, tickets=[ticket])]
+        text = f"{method} failed: {type(error).__name__}: {error}"
+        hint = "this is a bug of the service; its log has the traceback"
+        return [(pack_error(request=tickets[0].request, code="internal", message=text, hint=hint), True)]
+    return [_encode_answer(reply, request=ticket.request) for ticket, reply in zip(tickets, replies, strict=True)]
+
+
+def _encode_answer(answer: Reply | GkrError, *, request: int) -> Answer:
+    if isinstance(answer, GkrError):
+        return pack_error(request=request, code="refused", message=answer.message, hint=answer.hint), True
+    try:
+        specs, raw = encode_tensors(answer.tensors)
+        return pack(Header(kind=Kind.REPLY, request=request, tensors=specs), encode_body(answer.body), raw=raw), False
+    except FrameError as error:
+        return pack_error(request=request, code="internal", message=f"the answer cannot travel: {error}"), True

@@ -1,0 +1,163 @@
+"""Published models by digest on this node's disk.
+
+Promises: a file under its final name has the bytes its digest names; a fetch ends within its deadline and its size
+limit, whatever the other side does; nothing partial is left behind. Replicas of one node share the folder, so files
+appear by atomic rename and may vanish at any time. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from spec.errors import GkrError, RefusedError
+
+SUFFIX = ".safetensors"
+_CHUNK = 1 << 20
+_PARTIAL = ".partial-"
+
+
+class _Source(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a fetch may cost."""
+
+    max_bytes: int = 64 * 2**30
+    deadline_seconds: float = 60.0
+    """For one model, over all its addresses."""
+    silence_seconds: float = 10.0
+    """Longest wait for a connection or for the next bytes."""
+    kept_files: int = 4
+    """Newest used models that stay on disk."""
+
+
+class WeightsCache:
+    """Fetches each digest once."""
+
+    def __init__(self, folder: Path, *, limits: Limits | None = None) -> None:
+        self._folder = folder
+        self._limits = limits or Limits()
+
+    def get(self, sha256: str, *, urls: Sequence[str]) -> Path:
+        """The verified file of a digest; fetched from the first address that has it."""
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            raise RefusedError(
+                f"{sha256!r} is not a sha256", hint="name a model by the 64 hexadecimal digits the syncer announces"
+            )
+        path = self._folder / f"{sha256}{SUFFIX}"
+        if _digest_of(path) == sha256:
+            os.utime(path)
+            return path
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._fetch(path, sha256=sha256, urls=urls)
+        self._evict(keep=path)
+        return path
+
+    def _fetch(self, path: Path, *, sha256: str, urls: Sequence[str]) -> None:
+        deadline = time.monotonic() + self._limits.deadline_seconds
+        problems: list[str] = []
+        for url in urls:
+            try:
+                self._fetch_one(path, sha256=sha256, url=url, deadline=deadline)
+            except (OSError, http.client.HTTPException, _FetchError) as error:
+                problems.append(f"{url}: {error or type(error).__name__}")
+            else:
+                return
+        raise RefusedError(
+            f"model {sha256[:12]} could not be had: {'; '.join(problems) or 'the call names no address'}",
+            hint="it may have been superseded: ask the syncer's status for the newest model and its address, and check that this node reaches it",
+        )
+
+    def _fetch_one(self, path: Path, *, sha256: str, url: str, deadline: float) -> None:
+        with (
+            _open(url, timeout_seconds=min(self._limits.silence_seconds, deadline - time.monotonic())) as source,
+            tempfile.NamedTemporaryFile(dir=self._folder, prefix=_PARTIAL, delete=False) as file,
+        ):
+            try:
+                digest = self._copy(source, file=file, deadline=deadline)
+                if digest != sha256:
+                    raise _FetchError(f"it has the digest {digest[:12]}, not the one asked for")
+                file.flush()
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+
+    def _copy(self, source: _Source, *, file: tempfile._TemporaryFileWrapper[bytes], deadline: float) -> str:
+        digest, size = hashlib.sha256(), 0
+        while chunk := source.read(_CHUNK):
+            size += len(chunk)
+            if size > self._limits.max_bytes:
+                raise _FetchError(f"it is larger than {self._limits.max_bytes:,} bytes")
+            if time.monotonic() > deadline:
+                raise _FetchError(f"not complete after {self._limits.deadline_seconds:.0f} s ({size:,} bytes came)")
+            digest.update(chunk)
+            file.write(chunk)
+        return digest.hexdigest()
+
+    def _evict(self, *, keep: Path) -> None:
+        """Remove the least recently used files; other replicas may do the same at the same time."""
+        found: list[tuple[float, Path]] = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            try:
+                found.append((path.stat().st_mtime, path))
+            except FileNotFoundError:
+                continue
+        others = sorted((one for one in found if one[1] != keep), reverse=True)
+        for _, path in others[max(0, self._limits.kept_files - 1) :]:
+            path.unlink(missing_ok=True)
+
+
+class _FetchError(GkrError):
+    """One address did not give the model."""
+
+
+@contextmanager
+def _open(url: str, *, timeout_seconds: float) -> Iterator[_Source]:
+    if timeout_seconds <= 0:
+        raise _FetchError("no time left")
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        path = Path(unquote(parts.path))
+        if not path.is_file():  # never a pipe or a device: reading those may not end
+            raise _FetchError("no such file")
+        with path.open("rb") as file:
+            yield _plain(file)
+        return
+    if parts.scheme != "http" or not parts.hostname:
+        raise _FetchError("only http:// and file:// addresses are supported")
+    # Straight to the host: a proxy of the environment is not meant for the addresses of a run.
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_seconds)
+    try:
+        connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""))
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise _FetchError(f"answered {response.status} {response.reason}")
+        yield response
+    finally:
+        connection.close()
+
+
+def _plain(file: BinaryIO) -> _Source:
+    return file
+
+
+def _digest_of(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""What travels between a training process and an auxiliary service: frames and typed messages, never pickle."""

@@ -1,0 +1,198 @@
+"""Events become a summary: one pure function, used by the supervisor, the report and the tests alike.
+
+Promises: any subset of a run's events, in any order, folds without an error; events repeated by a restarted writer
+count once. What a missing event would have said stays at its default, and shows as an imbalance rather than being made
+up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from spec import events as ev
+from spec.plan import LearnerPlan, Plan
+from spec.summary import (
+    Blocked,
+    EvaluationSummary,
+    LearnerSummary,
+    Ledger,
+    PreflightSummary,
+    RecoverySummary,
+    ServiceSummary,
+    Summary,
+    SyncSummary,
+)
+
+_T = TypeVar("_T")
+E = TypeVar("E", bound=ev.StepMetrics | ev.AttemptEnded | ev.Restored | ev.LearnerFinished | ev.AttemptStarted)
+
+
+def fold(events: Iterable[ev.Event], plan: Plan, *, versions: Mapping[str, str] | None = None) -> Summary:
+    """The outcome so far."""
+    log = sorted(
+        events, key=lambda one: one.time
+    )  # writers' lines interleave; stable, so equal times keep their order in the file
+    last_status = _last([one for one in log if isinstance(one, ev.RunStatus)])
+    learners = [_learner(one, log, plan) for one in plan.learners]
+    return Summary(
+        experiment=plan.experiment,
+        run=plan.run,
+        status=last_status.status if last_status else "preparing",
+        reason=last_status.reason if last_status else "",
+        wall_seconds=log[-1].time - log[0].time if log else 0.0,
+        versions=dict(versions or {}),
+        learners=learners,
+        sync=_sync(log, plan, learners) if plan.syncer else None,
+        evaluation=_evaluation([one for one in log if isinstance(one, ev.Score)]),
+        preflight=_preflight([one for one in log if isinstance(one, ev.Preflight)]),
+        services=_services([one for one in log if isinstance(one, ev.ServiceStats)]),
+        recoveries=[_recovery(one) for one in log if isinstance(one, ev.Recovery)],
+    )
+
+
+def _last(items: Sequence[_T]) -> _T | None:
+    return items[-1] if items else None
+
+
+def _of(log: Sequence[ev.Event], kind: type[E], learner: str) -> list[E]:
+    return [one for one in log if isinstance(one, kind) and one.learner == learner]
+
+
+def _by_attempt(items: Sequence[E]) -> dict[int, E]:
+    """The last event of each attempt."""
+    return {one.attempt: one for one in items}
+
+
+def _learner(learner: LearnerPlan, log: Sequence[ev.Event], plan: Plan) -> LearnerSummary:
+    steps = _of(log, ev.StepMetrics, learner.name)
+    finished = _last(_of(log, ev.LearnerFinished, learner.name))
+    attempts = {one.attempt for one in _of(log, ev.AttemptStarted, learner.name)}
+    last = _last(steps)
+    done = finished.step if finished else last.step if last else 0
+    return LearnerSummary(
+        name=learner.name,
+        cluster=learner.cluster,
+        region=learner.region,
+        steps=done,
+        samples=done * plan.train.batch if finished and plan.train else last.position if last else 0,
+        steps_per_second=_rate(steps),
+        final_loss=next((one.loss for one in reversed(steps) if math.isfinite(one.loss)), None),
+        restarts=max(0, len(attempts) - 1),
+        ledger=_ledger(learner.name, log, finished),
+        blocked_seconds=_blocked(steps, finished),
+    )
+
+
+def _rate(steps: Sequence[ev.StepMetrics]) -> float:
+    """Steps per second while training ran: the time between attempts does not count."""
+    spans: dict[int, list[ev.StepMetrics]] = defaultdict(list)
+    for one in steps:
+        spans[one.attempt].append(one)
+    done = sum(max(0, span[-1].step - span[0].step) for span in spans.values())
+    seconds = sum(span[-1].time - span[0].time for span in spans.values())
+    if done and seconds > 0:
+        return done / seconds
+    return steps[-1].steps_per_second if steps else 0.0
+
+
+def _ledger(learner: str, log: Sequence[ev.Event], finished: ev.LearnerFinished | None) -> Ledger:
+    ended = _by_attempt(_of(log, ev.AttemptEnded, learner))
+    restored = _by_attempt(_of(log, ev.Restored, learner))
+    latest = _by_attempt(_of(log, ev.StepMetrics, learner))
+    run = sum(one.samples_run for one in ended.values())
+    for attempt, step in latest.items():
+        if attempt not in ended:
+            start = restored[attempt].position if attempt in restored else 0
+            run += max(0, step.position - start)
+    counts = [one for one in log if isinstance(one, ev.SyncLedger)]
+    newest = max(counts, key=lambda one: one.round, default=None)
+    return Ledger(
+        run=run,
+        merged=newest.merged.get(learner, 0) if newest else 0,
+        pending=finished.samples_pending if finished else 0,
+        discarded=newest.discarded.get(learner, 0) if newest else finished.samples_discarded if finished else 0,
+        lost=sum(one.samples_lost for one in restored.values()),
+    )
+
+
+def _blocked(steps: Sequence[ev.StepMetrics], finished: ev.LearnerFinished | None) -> Blocked:
+    """Counters start anew with each attempt; the last value of each is added up."""
+    by_attempt = {one.attempt: one.blocked_seconds for one in steps}
+    if finished:
+        by_attempt[finished.attempt] = finished.blocked_seconds
+    total: dict[str, float] = defaultdict(float)
+    for counters in by_attempt.values():
+        for cause, seconds in counters.items():
+            total[cause] += seconds
+    return Blocked(**{cause: seconds for cause, seconds in total.items() if cause in Blocked.model_fields})
+
+
+def _sync(log: Sequence[ev.Event], plan: Plan, learners: Sequence[LearnerSummary]) -> SyncSummary:
+    assert plan.syncer is not None
+    merges = [one for one in log if isinstance(one, ev.SyncMerged)]
+    newest = max(merges, key=lambda one: one.round, default=None)
+    return SyncSummary(
+        mode=plan.syncer.config.mode,
+        rounds=len({one.round for one in merges}),
+        version=newest.round if newest else 0,
+        theta_sha256=newest.theta_sha256 if newest else "",
+        learners_agree=newest is not None and _agree(log, plan, version=newest.round),
+        ledger_imbalance=sum(abs(one.ledger.imbalance) for one in learners),
+    )
+
+
+def _agree(log: Sequence[ev.Event], plan: Plan, *, version: int) -> bool:
+    """One fingerprint per version over syncer and learners, and every learner holds the last version."""
+    seen: dict[int, set[str]] = defaultdict(set)
+    holders: set[str] = set()
+    for one in log:
+        if isinstance(one, ev.SyncMerged):
+            seen[one.round].add(one.theta_sha256)
+        elif isinstance(one, (ev.Applied, ev.LearnerFinished)):
+            seen[one.round].add(one.theta_sha256)
+            if one.round == version:
+                holders.add(one.learner)
+    return all(len(prints) == 1 for prints in seen.values()) and holders >= {one.name for one in plan.learners}
+
+
+def _evaluation(scores: Sequence[ev.Score]) -> EvaluationSummary | None:
+    chosen = _last([one for one in scores if one.final]) or _last(scores)
+    return EvaluationSummary.model_validate(chosen.model_dump()) if chosen else None
+
+
+def _preflight(events: Sequence[ev.Preflight]) -> PreflightSummary:
+    """The last result of each node; nodes are checked side by side, so the seconds are those of the slowest."""
+    newest = {(one.learner, one.node): one for one in events}
+    verdicts = [check.verdict for one in newest.values() for check in one.checks]
+    return PreflightSummary(
+        passed=verdicts.count("PASS"),
+        warned=verdicts.count("WARN"),
+        failed=verdicts.count("FAIL"),
+        unknown=verdicts.count("UNKNOWN"),
+        seconds=max((one.seconds for one in newest.values()), default=0.0),
+    )
+
+
+def _services(events: Sequence[ev.ServiceStats]) -> dict[str, ServiceSummary]:
+    """By service over all learners and replicas: counts added, p50 weighted by requests, p99 of the slowest replica."""
+    newest = {(one.service, one.learner, one.replica, one.incarnation): one for one in events}
+    by_service: dict[str, list[ev.ServiceStats]] = defaultdict(list)
+    for one in newest.values():
+        by_service[one.service].append(one)
+    merged: dict[str, ServiceSummary] = {}
+    for name, parts in sorted(by_service.items()):
+        requests = sum(one.requests for one in parts)
+        merged[name] = ServiceSummary(
+            requests=requests,
+            errors=sum(one.errors for one in parts),
+            p50_ms=sum(one.p50_ms * one.requests for one in parts) / requests if requests else 0.0,
+            p99_ms=max(one.p99_ms for one in parts),
+        )
+    return merged
+
+
+def _recovery(event: ev.Recovery) -> RecoverySummary:
+    return RecoverySummary.model_validate(event.model_dump())

@@ -1,0 +1,135 @@
+"""A resolved experiment: everything decided, nothing left to guess.
+
+Written once as `plan.json`; kept with the run and named by digest in every checkpoint. Every process of a run reads
+this and only this.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from spec.base import Record
+from spec.limits import RetryConfig, TimeoutConfig
+from spec.services import ServiceKind
+from spec.sync import SyncConfig
+from spec.train import TrainConfig
+from spec.units import StoredBytes
+
+
+class NodePlan(Record):
+    """One machine of a learner."""
+
+    name: str
+    group: str
+    machine: str
+    """Row of the machine catalogue."""
+    ranks: int
+    gpus: int = 0
+    cpu: float
+    memory: StoredBytes
+    shm: StoredBytes
+
+
+class ServicePlan(Record):
+    """One service as one learner's cluster hosts it."""
+
+    name: str
+    kind: ServiceKind
+    replicas: int
+    cpu: float
+    memory: StoredBytes
+    gpus: int = 0
+    gpu: str | None = None
+    """GPU type of a replica."""
+    queue_depth: int
+    max_batch: int
+    shared_endpoints: list[str] = []
+    """Non-empty: the platform's replicas; nothing is started."""
+
+
+class LearnerPlan(Record):
+    """One learner in its cluster."""
+
+    name: str
+    cluster: str
+    region: str
+    gpu: str | None
+    """GPU type of all its nodes."""
+    nodes: list[NodePlan]
+    world_size: int
+    services: list[ServicePlan] = []
+    data_manifest: str
+    """URI of the dataset's manifest in the learner's region."""
+    data_source: str | None = None
+    """What `services.prepare` makes the dataset from if the manifest is missing."""
+    checkpoints: str
+    """URI of the learner's checkpoint folder."""
+    job: str = ""
+    """Name of its RayJob; not used on the local backend."""
+    image: str | None = None
+    """Full reference of its image, in the registry of its region."""
+    namespace: str = "default"
+
+
+class SyncerPlan(Record):
+    """The syncer of the experiment, if it has more than one learner or `sync` is given."""
+
+    cluster: str
+    control_port: int
+    """0 on the local backend: the syncer binds what it gets and publishes it."""
+    bulk_port: int
+    store: str
+    """URI of its state."""
+    config: SyncConfig
+    target_samples: int
+    round_samples: int
+    """Samples of one normal round of one learner: inner_steps x batch."""
+
+
+class Origin(Record):
+    """Where an effective value comes from."""
+
+    path: str
+    value: str
+    origin: Literal["default", "recipe", "file", "flag", "facts"]
+    where: str = ""
+
+
+class Plan(Record):
+    """The whole run."""
+
+    version: Literal[1] = 1
+    experiment: str
+    run: str
+    backend: Literal["local", "kubernetes"]
+    image: str | None = None
+    learners: list[LearnerPlan]
+    train: TrainConfig | None = None
+    """Our trainer; none when `run` is given."""
+    run_script: str | None = Field(default=None)
+    """The person's own command, once per node."""
+    syncer: SyncerPlan | None = None
+    env: dict[str, str] = {}
+    """Variables with values that a person wrote."""
+    env_from_caller: list[str] = []
+    """Variables taken from the caller's environment, by name only: their values are never recorded."""
+    secrets: list[str] = []
+    queue: str | None = None
+    priority: str = "normal"
+    code: str | None = None
+    timeouts: TimeoutConfig = TimeoutConfig()
+    retry: RetryConfig = RetryConfig()
+    warnings: list[str] = []
+    """What will run, but probably not as meant."""
+    origins: list[Origin] = []
+
+    def learner(self, name: str) -> LearnerPlan:
+        """The learner of that name."""
+        return next(one for one in self.learners if one.name == name)
+
+    @property
+    def home(self) -> LearnerPlan:
+        """The first learner: its driver evaluates the merged model."""
+        return self.learners[0]

@@ -1,0 +1,209 @@
+"""The parts of `resolve` that look at the whole run: batch against ranks, queues, ports, the local machine's memory,
+the syncer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from spec.experiment import Experiment
+from spec.facts import ClusterFacts
+from spec.placement import Placement
+from spec.plan import SyncerPlan
+from spec.problems import did_you_mean
+from spec.refusals import Refusal
+from spec.service_placement import ServicePlacement
+from spec.sync import SyncConfig
+
+ROUNDS_FOR_HIGH_MOMENTUM = 100
+LOCAL_OVERSUBSCRIPTION = 2.0
+"""Cores that local nodes and services may ask for together, as a multiple of the machine's; they are rarely all busy.
+"""
+TAKEN_PORTS = frozenset({6379, 8265, 10001})
+"""Ray's own."""
+
+
+def check_training(experiment: Experiment) -> Iterator[Refusal]:
+    """Batch and shard size against each learner's ranks."""
+    train = experiment.train
+    if train is None:
+        return
+    learners = experiment.placed_learners()
+    worlds = {one.name: one.world_size for one in learners}
+    if any(train.batch % world for world in worlds.values()):
+        step = math.lcm(*worlds.values())
+        below, above = train.batch // step * step, (train.batch // step + 1) * step
+        odd = [one for one in learners if train.batch % one.world_size]
+        whose = " and ".join(f"the {one.world_size} ranks of learner {one.name}" for one in odd)
+        message = f"{train.batch} samples cannot be shared evenly by {whose}"
+        hint = f"use {below} or {above}" if below else f"use {above}"
+        yield Refusal(("train", "batch"), message, hint=hint, also=tuple((*one.path, "groups") for one in odd))
+    if train.shard_size is not None and any(world % train.shard_size for world in worlds.values()):
+        common = math.gcd(*worlds.values())
+        divisors = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
+        whose = " and ".join(
+            f"the {one.world_size} ranks of learner {one.name}" for one in learners if one.world_size % train.shard_size
+        )
+        yield Refusal(("train", "shard_size"), f"{train.shard_size} does not divide {whose}", hint=f"one of {divisors}")
+
+
+def check_data(experiment: Experiment, *, placements: Sequence[Placement]) -> Iterator[Refusal]:
+    """The manifest's placeholders and scheme."""
+    if experiment.data is None:
+        return
+    path = ("data", "manifest")
+    for unknown in re.findall(r"\{(?!bucket\})[^}]*\}?", experiment.data.manifest):
+        yield Refusal(path, f"{unknown} is not a placeholder", hint="{bucket} is the only one")
+    for one in placements[:1]:
+        manifest = manifest_of(experiment, one.facts)
+        if re.match(r"[a-z][a-z0-9+.-]*://", manifest) is None:
+            yield Refusal(path, f'"{manifest}" is not a URI', hint='write "{bucket}/..." or file:///absolute/path')
+        elif one.facts.backend == "local" and not manifest.startswith("file:///"):
+            yield Refusal(path, f"the local backend reads file: URIs only, not {manifest}", hint='write "{bucket}/..."')
+
+
+def check_cluster_settings(experiment: Experiment, *, placements: Sequence[Placement]) -> Iterator[Refusal]:
+    """Queue, priority, image and ports, where the backend has them."""
+    for one in placements:
+        facts = one.facts
+        if facts.backend == "local":
+            continue
+        if experiment.queue is not None and experiment.queue not in facts.queues:
+            hint = did_you_mean(experiment.queue, facts.queues, noun="queues") or f"{facts.name} has no queue"
+            yield Refusal(("queue",), f'cluster {facts.name} has no queue "{experiment.queue}"', hint=hint)
+        if experiment.queue is None and not facts.queues:
+            yield Refusal(
+                one.learner.cluster_path,
+                f"cluster {facts.name} has no queue; the job would bypass its quota",
+                hint="another cluster",
+            )
+        if experiment.priority not in facts.priorities:
+            hint = did_you_mean(experiment.priority, facts.priorities, noun="priorities")
+            yield Refusal(("priority",), f'cluster {facts.name} has no priority "{experiment.priority}"', hint=hint)
+        if experiment.image is None:
+            yield Refusal((), f"no image is given and {facts.name} runs containers", hint="add image: trainer")
+    if placements and _synchronises(experiment, len(placements)):
+        yield from _check_ports(placements[0])
+
+
+def _check_ports(home: Placement) -> Iterator[Refusal]:
+    facts, path = home.facts, home.learner.cluster_path
+    if facts.backend == "local":
+        return
+    if facts.syncer is None:
+        yield Refusal(
+            path,
+            f"the facts of {facts.name} name no ports for a syncer",
+            hint="deploy its platform stack again, or put another learner first",
+        )
+        return
+    control, bulk = facts.syncer.control_port, facts.syncer.bulk_port
+    if control == bulk:
+        yield Refusal(
+            path,
+            f"control and bulk port of {facts.name}'s syncer are both {control}",
+            hint="mend the stack's syncer ports",
+        )
+    for port in dict.fromkeys((control, bulk)):
+        if not 1024 <= port <= 65535:
+            yield Refusal(
+                path, f"syncer port {port} of {facts.name} is outside 1024..65535", hint="mend the stack's syncer ports"
+            )
+        elif port in TAKEN_PORTS:
+            yield Refusal(
+                path, f"syncer port {port} of {facts.name} is one of Ray's", hint="mend the stack's syncer ports"
+            )
+
+
+def check_local_machine(
+    experiment: Experiment, *, placements: Sequence[Placement], services: ServicePlacement
+) -> tuple[list[Refusal], list[str]]:
+    """All local clusters are one machine: its memory limits everything together, its cores are worth a warning."""
+    local = [one for one in placements if one.facts.backend == "local"]
+    if not local:
+        return [], []
+    plans = [one for name in (place.learner.name for place in local) for one in services.by_learner[name]]
+    nodes = [node for one in local for node in one.nodes]
+    cpu = sum(one.cpu for one in nodes) + sum(one.cpu * one.replicas for one in plans)
+    memory = sum(one.memory for one in nodes) + sum(one.memory * one.replicas for one in plans)
+    has_cpu = max(pool.node_cpu for one in local for pool in one.facts.pools)
+    has_memory = max(pool.node_memory for one in local for pool in one.facts.pools)
+    refusals: list[Refusal] = []
+    warnings: list[str] = []
+    if memory > has_memory:
+        path = ("learners",) if experiment.learners is not None else ("groups",)
+        message = (
+            f"nodes and services together ask for {memory / 2**30:.3g}Gi, this machine has {has_memory / 2**30:.3g}Gi"
+        )
+        refusals.append(Refusal(path, message, hint="lower memory of the groups, or fewer nodes or replicas", key=True))
+    if cpu > has_cpu * LOCAL_OVERSUBSCRIPTION:
+        warnings.append(
+            f"nodes and services ask for {cpu:g} cores, this machine has {has_cpu:g}; everything will be slow"
+        )
+    return refusals, warnings
+
+
+def manifest_of(experiment: Experiment, facts: ClusterFacts) -> str:
+    """The dataset's manifest in the learner's own region."""
+    return experiment.data.manifest.replace("{bucket}", facts.bucket) if experiment.data else ""
+
+
+def syncer_of(experiment: Experiment, *, home: ClusterFacts, learners: int, base: str) -> SyncerPlan | None:
+    """The syncer in the first learner's cluster, if there is anything to synchronise."""
+    train = experiment.train
+    if train is None or not _synchronises(experiment, learners):
+        return None
+    config = experiment.sync or SyncConfig()
+    return SyncerPlan(
+        cluster=home.name,
+        control_port=home.syncer.control_port if home.syncer else 0,
+        bulk_port=home.syncer.bulk_port if home.syncer else 0,
+        store=f"{base}/sync",
+        config=config,
+        target_samples=train.samples,
+        round_samples=config.inner_steps * train.batch,
+    )
+
+
+def training_warnings(experiment: Experiment, *, placements: Sequence[Placement]) -> Iterator[str]:
+    """What will run, but probably not as meant."""
+    train = experiment.train
+    if any(one.facts.backend == "local" for one in placements):
+        unused = [
+            name for name, value in (("queue", experiment.queue), ("image", experiment.image)) if value is not None
+        ]
+        if unused:
+            yield f"the local backend does not use {' and '.join(unused)}"
+    for one in placements:
+        partial = [node.name for node in one.nodes if node.gpus]
+        if one.gpu and len(partial) > 1 and any(node.gpus < 8 for node in one.nodes):
+            yield (
+                f"learner {one.learner.name} uses part of each of {len(one.nodes)} machines; whole machines share "
+                "the fast fabric"
+            )
+    if train is None:
+        return
+    kinds = {service.kind for service in experiment.services.values()}
+    if not {"sample", "evaluate"} <= kinds:
+        missing = " and ".join(sorted({"sample", "evaluate"} - kinds))
+        yield f"no service of kind {missing}: the merged model will not be evaluated"
+    if experiment.sync is not None and len(placements) < 2:
+        yield "sync with one learner: outer rounds have nothing to merge with"
+    if not _synchronises(experiment, len(placements)):
+        return
+    config = experiment.sync or SyncConfig()
+    per_round = config.inner_steps * train.batch * len(placements)
+    rounds = train.samples // per_round
+    if rounds < 1:
+        yield f"samples {train.samples} end the run before its first outer round of {per_round} samples is over"
+    elif config.outer_momentum >= 0.9 and rounds < ROUNDS_FOR_HIGH_MOMENTUM:
+        yield (
+            f"outer_momentum {config.outer_momentum:g} with about {rounds} rounds; below 100 rounds 0.5 to 0.7 works "
+            "better"
+        )
+
+
+def _synchronises(experiment: Experiment, learners: int) -> bool:
+    return experiment.train is not None and (learners > 1 or experiment.sync is not None)

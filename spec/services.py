@@ -1,0 +1,64 @@
+"""What the auxiliary services are told, and where they are found."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from spec.base import Document, Record
+from spec.machines import GpuText
+from spec.units import ByteSize, Cores
+
+ServiceKind = Literal["encode", "sample", "evaluate"]
+
+
+class ServiceResources(Document):
+    """What one replica holds."""
+
+    cpu: Cores | None = None
+    """Cores; default: 1."""
+    memory: ByteSize | None = None
+    """Memory; default: 1Gi."""
+    gpu: GpuText | None = None
+    """GPU type and count, such as H200:1; default: none."""
+
+
+class ServiceConfig(Document):
+    """One service of an experiment."""
+
+    kind: ServiceKind
+    """What it does: encode captions, sample images, evaluate images."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Workers per cluster that hosts it."""
+    resources: ServiceResources = ServiceResources()
+    """Of one replica."""
+    shared: bool = False
+    """Use the platform's long-lived service instead of a private one."""
+    learner: str | None = None
+    """The learner whose cluster hosts it. Default: every learner's for `encode`, the first learner's for the others."""
+    queue_depth: int = Field(default=8, ge=1, le=1024)
+    """Requests one rank may have outstanding at one replica; the bounded queue per rank."""
+    max_batch: int = Field(default=64, ge=1)
+    """Most items computed together."""
+
+
+class Replica(Record):
+    """One running replica as its host published it."""
+
+    service: str
+    kind: ServiceKind
+    index: int
+    endpoint: str
+    incarnation: int
+    """Grows with each start, so that a client can tell a restarted replica from the one it knew."""
+    pid: int = 0
+
+
+class Directory(Record):
+    """Where the services of one learner answer now. Written by the driver, handed to each node by its agent."""
+
+    version: int = 1
+    epoch: int
+    """Grows with each change; a reader keeps the highest."""
+    replicas: list[Replica] = []

@@ -1,0 +1,171 @@
+"""A dataset: a manifest that names its shards by content, and the bytes of a shard.
+
+`services.prepare` writes it; loaders, evaluation and preflight read it. The manifest lies beside its shards and holds
+the sha256 of each, so its own digest names every byte of the dataset. The bytes of a shard are described in
+`spec.shard_bytes`, which loader workers import without this module; everybody else imports from here. Only `file:` URIs
+so far. Nothing here writes, and nothing here may import numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import Field, ValidationError
+
+from spec.base import Record
+from spec.errors import DataError
+from spec.shard_bytes import REMEDY, Sample, Shape, ShardView, pack_shard
+
+__all__ = [
+    "Manifest", "Sample", "Shape", "Shard", "ShardView", "Split", "Splits",
+    "open_manifest", "pack_shard", "path_of", "read_samples", "read_shard", "seal",
+]  # fmt: skip
+
+Split = Literal["train", "test"]
+
+
+class Shard(Record):
+    """One file of samples."""
+
+    path: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$")
+    """Relative to the manifest's folder; never outside it."""
+    samples: int = Field(ge=1)
+    bytes: int = Field(ge=1)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Splits(Record):
+    """The samples by use; `test` is never trained on."""
+
+    train: list[Shard]
+    test: list[Shard]
+
+
+class Manifest(Record):
+    """What a dataset consists of."""
+
+    version: Literal[1] = 1
+    name: str
+    source: str
+    """What it was prepared from."""
+    recipe: str
+    """Everything that went into its making besides the source; equal recipes give equal bytes."""
+    image_height: int = Field(ge=1)
+    image_width: int = Field(ge=1)
+    image_channels: int = Field(ge=1)
+    labels: list[str]
+    """Name of each label, in label order."""
+    splits: Splits
+    digest: str = ""
+    """sha256 over the canonical JSON of all other fields; names the content."""
+
+    @property
+    def shape(self) -> Shape:
+        """Pixels of one image."""
+        return Shape(self.image_height, self.image_width, self.image_channels)
+
+    def shards(self, split: Split) -> list[Shard]:
+        """The files of one split, in sample order."""
+        return self.splits.train if split == "train" else self.splits.test
+
+    def count(self, split: Split) -> int:
+        """Samples of one split."""
+        return sum(shard.samples for shard in self.shards(split))
+
+
+def seal(manifest: Manifest) -> Manifest:
+    """The manifest with the digest of its content."""
+    return manifest.model_copy(update={"digest": _digest_of(manifest.model_dump(mode="json"))})
+
+
+def path_of(uri: str) -> Path:
+    """The path that a `file:` URI names."""
+    parts = urlsplit(uri)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise DataError(
+            f"{uri!r} is not a file: URI",
+            hint="write file:///absolute/path/manifest.json; other stores are not supported yet",
+        )
+    path = Path(unquote(parts.path))
+    if not path.is_absolute():
+        raise DataError(f"{uri!r} is not absolute", hint="write file:///absolute/path/manifest.json")
+    return path
+
+
+def open_manifest(uri: str) -> Manifest:
+    """Read a manifest and check that it is the document that was written."""
+    path = path_of(uri)
+    text = _read(path, what="the dataset's manifest")
+    try:
+        document: Any = json.loads(text)
+        manifest = Manifest.model_validate(document)
+    except ValueError as error:
+        reason = _first(error) if isinstance(error, ValidationError) else str(error)
+        raise DataError(f"the dataset's manifest cannot be read: {reason}", where=str(path), hint=REMEDY) from error
+    # The digest is taken over the document as found, so that fields which a newer writer added stay part of it.
+    actual = _digest_of(document)
+    if actual != manifest.digest:
+        raise DataError(
+            f"the manifest's content has digest {actual[:12]}, it claims {manifest.digest[:12]}: it was changed",
+            where=str(path),
+            hint=REMEDY,
+        )
+    return manifest
+
+
+def read_shard(shard: Shard, *, uri: str, manifest: Manifest) -> ShardView:
+    """One shard of the manifest at `uri`, read whole and compared with its digest."""
+    path = path_of(uri).parent / shard.path
+    data = _read(path, what="a shard of the dataset")
+    if len(data) != shard.bytes:
+        raise DataError(
+            f"the shard has {len(data)} bytes, the manifest says {shard.bytes}", where=str(path), hint=REMEDY
+        )
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != shard.sha256:
+        raise DataError(
+            f"the shard is corrupt: sha256 {actual[:12]}, the manifest says {shard.sha256[:12]}",
+            where=str(path),
+            hint=REMEDY,
+        )
+    view = ShardView(data, where=str(path))
+    if view.head.shape != manifest.shape or len(view) != shard.samples:
+        raise DataError(
+            "the shard has another image shape or sample count than its manifest", where=str(path), hint=REMEDY
+        )
+    return view
+
+
+def read_samples(uri: str, *, split: Split) -> Iterator[Sample]:
+    """All samples of a split in order, each shard verified as it is reached."""
+    manifest = open_manifest(uri)
+    for shard in manifest.shards(split):
+        yield from read_shard(shard, uri=uri, manifest=manifest)
+
+
+def _read(path: Path, *, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"{what} does not exist", where=str(path), hint=REMEDY) from error
+    except OSError as error:
+        raise DataError(
+            f"{what} cannot be read: {error.strerror}", where=str(path), hint="check the path and its permissions"
+        ) from error
+
+
+def _first(error: ValidationError) -> str:
+    one = error.errors()[0]
+    return f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}"
+
+
+def _digest_of(document: dict[str, Any]) -> str:
+    content = {key: value for key, value in document.items() if key != "digest"}
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    ).hexdigest()

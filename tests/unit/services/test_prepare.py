@@ -1,0 +1,186 @@
+"""The digits become one dataset, whole or not at all, however often and by however many it is prepared."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from services.prepare import digits, store
+from services.prepare.__main__ import main, prepare
+from services.prepare.store import Content, exclusive
+from spec.errors import ConfigError, DataError, RefusedError
+from spec.events import Prepared, read_events
+from spec.shards import open_manifest, path_of, read_samples
+
+SOURCE = "sklearn-digits"
+CONTENT = Content("digits", SOURCE, "whatever", digits.SHAPE, digits.LABELS)
+
+
+def made(folder: Path, *, shard_samples: int = 256) -> str:
+    uri = (folder / "digits" / "manifest.json").as_uri()
+    prepare(uri, source=SOURCE, shard_samples=shard_samples, lock_timeout_seconds=5)
+    return uri
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return made(tmp_path_factory.mktemp("dataset"))
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".prepare.lock")
+
+
+def test_every_scan_is_in_exactly_one_split(dataset: str) -> None:
+    train = [sample.id for sample in read_samples(dataset, split="train")]
+    test = [sample.id for sample in read_samples(dataset, split="test")]
+    assert (len(train), len(test)) == (1077, 720)
+    assert sorted(train + test) == list(range(1797))
+
+
+def test_both_halves_of_the_held_out_scans_hold_every_digit_equally(dataset: str) -> None:
+    labels = [sample.label for sample in read_samples(dataset, split="test")]
+    for half in (labels[:360], labels[360:]):
+        assert Counter(half) == dict.fromkeys(range(10), 36)
+
+
+def test_pixels_are_the_scans_over_the_whole_range_of_a_byte(dataset: str) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    scans = datasets.load_digits()
+    for sample in read_samples(dataset, split="train"):
+        want = (scans.images[sample.id] * 255 / 16).round().astype("uint8")
+        assert sample.pixels == want.tobytes()
+        assert sample.label == scans.target[sample.id]
+
+
+def test_captions_name_the_digit_and_describe_the_stroke(dataset: str) -> None:
+    names = open_manifest(dataset).labels
+    captions = [(sample.caption, names[sample.label]) for sample in read_samples(dataset, split="train")]
+    assert all(name in caption.replace("medium-weight", "") for caption, name in captions)
+    for words in (("thin", "medium-weight", "bold"), ("leaning left", "upright", "leaning right")):
+        share = [sum(word in caption for caption, _ in captions) / len(captions) for word in words]
+        assert share == pytest.approx([1 / 3] * 3, abs=0.01)
+
+
+def test_preparing_twice_in_two_places_gives_the_same_digest(dataset: str, tmp_path: Path) -> None:
+    assert open_manifest(made(tmp_path)).digest == open_manifest(dataset).digest
+
+
+def test_another_shard_size_is_another_dataset_with_the_same_samples(dataset: str, tmp_path: Path) -> None:
+    other = made(tmp_path, shard_samples=1000)
+    assert open_manifest(other).digest != open_manifest(dataset).digest
+    assert list(read_samples(other, split="train")) == list(read_samples(dataset, split="train"))
+
+
+def test_a_second_preparer_reuses_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = tmp_path / "events.jsonl"
+    uri = (tmp_path / "digits" / "manifest.json").as_uri()
+    arguments = ["--source", SOURCE, "--manifest", uri, "--events", str(events), "--learner", "east"]
+    assert main(arguments) == 0
+    before = path_of(uri).stat().st_mtime_ns
+    assert main(arguments) == 0
+    assert path_of(uri).stat().st_mtime_ns == before
+    told = [event for event in read_events(events.read_text().splitlines()) if isinstance(event, Prepared)]
+    assert [(event.reused, event.samples, event.learner) for event in told] == [
+        (False, 1797, "east"),
+        (True, 1797, "east"),
+    ]
+    out, err = capsys.readouterr()
+    assert out.split() == [open_manifest(uri).digest] * 2
+    assert "reused 1797 samples" in err
+
+
+def test_preparers_that_start_together_make_one_dataset(tmp_path: Path) -> None:
+    uri = (tmp_path / "digits" / "manifest.json").as_uri()
+    command = [sys.executable, "-m", "services.prepare", "--source", SOURCE, "--manifest", uri]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ended = [process.communicate(timeout=60) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert {out.strip() for out, _ in ended} == {open_manifest(uri).digest}
+    assert sorted("reused" in err for _, err in ended) == [False, True, True]
+    assert len(visible(tmp_path / "digits")) == 2
+
+
+def test_a_killed_preparer_leaves_no_half_dataset_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    """The child kills itself between its last shard and the manifest, the worst place there is."""
+    uri = (tmp_path / "digits" / "manifest.json").as_uri()
+    child = (
+        "import os, signal, sys\n"
+        "from services.prepare import store\n"
+        "from services.prepare.__main__ import main\n"
+        "store._commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"main(['--source', {SOURCE!r}, '--manifest', {uri!r}])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", child], capture_output=True, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert not path_of(uri).exists()
+    (tmp_path / "digits" / ".prepare-1234").mkdir()  # and as if one had been killed earlier still
+    (tmp_path / "digits" / ".prepare-1234" / "train-00000.shard").write_bytes(b"half")
+    made(tmp_path)
+    assert len(list(read_samples(uri, split="train"))) == 1077
+    assert len(visible(tmp_path / "digits")) == 2
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(store, "_write_durable", full)
+    with pytest.raises(DataError, match="No space left") as caught:
+        made(tmp_path)
+    assert "free space" in caught.value.hint
+    assert visible(tmp_path / "digits") == []
+
+
+def test_waiting_for_another_preparer_has_a_deadline(tmp_path: Path) -> None:
+    uri = (tmp_path / "digits" / "manifest.json").as_uri()
+    with exclusive(tmp_path / "digits", timeout_seconds=1), pytest.raises(DataError, match="another process"):
+        prepare(uri, source=SOURCE, shard_samples=256, lock_timeout_seconds=0)
+
+
+def test_another_dataset_in_the_same_place_is_not_overwritten(tmp_path: Path) -> None:
+    uri = made(tmp_path)
+    with pytest.raises(RefusedError, match="another dataset is there"):
+        made(tmp_path, shard_samples=100)
+    assert open_manifest(uri).count("train") == 1077
+
+
+def test_a_damaged_dataset_is_not_reused(tmp_path: Path) -> None:
+    uri = made(tmp_path)
+    shard = path_of(uri).parent / open_manifest(uri).splits.test[1].path
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 4
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match="corrupt"):
+        made(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir(mode=0o500)
+    with pytest.raises(DataError, match="cannot be written"):
+        made(tmp_path)
+
+
+def test_a_path_through_a_file_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "digits").write_text("not a folder")
+    with pytest.raises(DataError, match="cannot be written") as caught:
+        made(tmp_path)
+    assert str(tmp_path / "digits") in caught.value.where
+
+
+def test_what_a_person_got_wrong_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    uri = (tmp_path / "manifest.json").as_uri()
+    assert main(["--source", "mnist", "--manifest", uri]) == ConfigError.exit_code
+    assert main(["--source", SOURCE, "--manifest", uri, "--shard-samples", "0"]) == ConfigError.exit_code
+    assert main(["--source", SOURCE, "--manifest", "gs://bucket/manifest.json"]) == DataError.exit_code
+    _, err = capsys.readouterr()
+    assert "unknown source 'mnist'" in err
+    assert "hint: sources are: sklearn-digits" in err
+    assert "Traceback" not in err

@@ -1,0 +1,273 @@
+"""Attempts of one learner: carries out what the recovery controller decides, and tells it what happened.
+
+The thin layer between `training.recovery` (pure) and the agents (Ray actors, reached only through the handle that `training.agent` gives).
+Every remote call has a deadline. What it observes it also writes as events, so that the next driver can go on counting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from spec import events as ev
+from spec.plan import NodePlan, Plan
+from spec.services import Directory
+from training import recovery
+from training.agents import AgentLost, Agents
+from training.classify import Cause, RankEnd, classify
+from training.context import RuntimeContext
+from training.processes import describe_exit
+
+log = logging.getLogger("attempts")
+
+SETTLE_SECONDS = 0.4
+"""After the first failed rank, how long its peers may still show their own end before the cause is judged."""
+STALL_SECONDS = {"start": 180.0, "join": 120.0, "restore": 120.0, "step": 120.0}
+"""Longest time without progress by phase; phases that wait with deadlines of their own (barrier, apply) are not judged here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What earlier drivers of this learner left in the events."""
+
+    attempt: int = 0
+    epoch: int = 0
+    furthest: int = 0
+
+
+def previous_attempts(path: Path, *, learner: str) -> History:
+    """Fold the events of earlier drivers, so that attempts and epochs only grow."""
+    history = History()
+    if not path.exists():
+        return history
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for event in ev.read_events(file):
+            if isinstance(event, ev.AttemptStarted) and event.learner == learner:
+                history = replace(history, attempt=max(history.attempt, event.attempt), epoch=max(history.epoch, event.epoch))
+            if isinstance(event, ev.StepMetrics) and event.learner == learner:
+                history = replace(history, furthest=max(history.furthest, event.position))
+    return history
+
+
+@dataclass(slots=True)
+class _Restart:
+    """A recovery whose first new step is still awaited."""
+
+    event: dict[str, Any]
+    died: float
+    furthest_step: int
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known of the attempt that runs."""
+
+    number: int
+    ends: dict[int, RankEnd] = field(default_factory=dict[int, RankEnd])
+    first_failure: float | None = None
+    steps: int = 0
+    """Furthest step of rank 0."""
+    samples_run: int = 0
+    position: int = 0
+    first_step: float | None = None
+    over: bool = False
+
+
+class Attempts:
+    """All attempts of one learner under one driver."""
+
+    def __init__(self, plan: Plan, *, options: Any, out: Any, history: History) -> None:
+        self.plan, self.options, self.out = plan, options, out
+        self.learner = plan.learner(options.learner)
+        self.finish: recovery.Finish | None = None
+        self._state = recovery.State(attempt=history.attempt, epoch=history.epoch, furthest=history.furthest)
+        self._agents = Agents(self.learner, folder=options.run_dir / "state" / "nodes" / self.learner.name)
+        self._current: _Attempt | None = None
+        self._restart: _Restart | None = None
+        self._starting: tuple[recovery.StartAttempt, float] | None = None
+        self._directory_epoch = -1
+        self._directory: Directory | None = None
+
+    def start_agents(self) -> None:
+        """Ask Ray for one agent per node; does not wait for them."""
+        for node in self.learner.nodes:
+            self._agents.start(node.name)
+
+    def preflight(self, *, deadline_seconds: float) -> tuple[str, ...]:
+        """Run every node's checks at once; returns the failed ones in words."""
+        logs = {node.name: str(self.options.log_dir / f"preflight-{index}.log") for index, node in enumerate(self.learner.nodes)}
+        started = time.monotonic()
+        results = self._agents.preflight(self.plan, logs=logs, deadline_seconds=deadline_seconds)
+        failed: list[str] = []
+        for node, checks in results.items():
+            parsed = [ev.Check(**check) for check in checks]
+            self.out.emit(ev.Preflight, learner=self.learner.name, node=node, checks=parsed, seconds=time.monotonic() - started)
+            failed += [f"{node}: {one.name}: {one.value} (needs {one.threshold}) {one.evidence}".strip() for one in parsed if one.verdict == "FAIL"]
+        return tuple(failed)
+
+    def set_directory(self, directory: Directory) -> None:
+        """Hand new service addresses to every node."""
+        if directory.epoch == self._directory_epoch:
+            return
+        self._directory, self._directory_epoch = directory, directory.epoch
+        text = directory.write_json()
+        self._agents.set_directory(text)
+        home = Path(self.options.run_dir) / "state" / f"services-{self.learner.name}.json"
+        temporary = home.with_suffix(".tmp")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(home)
+
+    def handle(self, event: recovery.Event) -> None:
+        """Tell the controller, then do what it says."""
+        self._state, effects = recovery.step(self._state, event)
+        self._carry_out(effects)
+
+    def poll(self) -> None:
+        """Look at every node once and react."""
+        if self._starting is not None and time.monotonic() >= self._starting[1]:
+            effect, self._starting = self._starting[0], None
+            self._spawn(effect)
+        self._replace_nodes()
+        current = self._current
+        for node, snapshot in self._agents.poll():
+            if isinstance(snapshot, AgentLost):
+                self._lost(node, snapshot)
+                continue
+            for line in snapshot["events"]:
+                self.out.line(line)
+            if current is not None and snapshot["epoch"] == self._state.epoch:
+                self._look(current, snapshot)
+        if current is not None and not current.over:
+            self._judge(current)
+
+    def close(self) -> None:
+        """Kill all ranks and agents."""
+        self._agents.close()
+
+    def _carry_out(self, effects: list[recovery.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case recovery.StartAttempt():
+                    self._starting = (effect, time.monotonic() + effect.after_seconds)
+                case recovery.Fence(epoch=epoch):
+                    self._agents.fence(epoch)
+                case recovery.ReplaceNode(node=node):
+                    self._agents.start(node)
+                case recovery.Finish():
+                    self.finish = effect
+
+    def _spawn(self, effect: recovery.StartAttempt) -> None:
+        started = time.monotonic()
+        log_dir = self.options.run_dir / "logs" / self.learner.name / str(effect.attempt)
+        context = RuntimeContext(
+            plan=str(self.options.plan), learner=self.learner.name, node="", node_dir="", rank=0, local_rank=0, world_size=self.learner.world_size,
+            attempt=effect.attempt, epoch=effect.epoch, master_addr="", master_port=0, syncer_control=self.options.syncer_control,
+            syncer_bulk=self.options.syncer_bulk, furthest_position=self._state.furthest,
+        )  # fmt: skip
+        self._current = _Attempt(effect.attempt)
+        try:
+            pids = self._agents.spawn(context, ranks=_ranks(self.learner.nodes), log_dir=log_dir)
+        except AgentLost as lost:
+            self._lost(lost.node, lost)
+            return
+        log.info("attempt %d (epoch %d): %s after %.2f s", effect.attempt, effect.epoch, pids, time.monotonic() - started)
+        self.out.emit(
+            ev.AttemptStarted, learner=self.learner.name, attempt=effect.attempt, epoch=effect.epoch, world_size=self.learner.world_size,
+            pids={**pids, **self._agents.pids()},
+        )  # fmt: skip
+
+    def _look(self, current: _Attempt, snapshot: dict[str, Any]) -> None:
+        for end in snapshot["exits"]:
+            rank = int(end["job"].removeprefix("rank-"))
+            current.ends.setdefault(rank, RankEnd(rank=rank, code=end["code"], monotonic=end["monotonic"], reason=end["reason"]))
+        page = snapshot["pages"].get(0)
+        if page is None:
+            return
+        current.samples_run, current.position, current.steps = page["samples_run"], page["position"], page["step"]
+        if page["steps_run"] and current.first_step is None:
+            current.first_step = page["monotonic"]
+            self._first_step(current, page=page)
+        self.handle(recovery.Progress(page["position"], page["monotonic"]))
+        limit = STALL_SECONDS.get(page["phase"])
+        if limit is not None and snapshot["monotonic"] - page["monotonic"] > limit and not current.over:
+            text = f"no progress for {limit:.0f} s in phase {page['phase']}"
+            self._over(current, cause=Cause(kind="hang", text=text, signature="hang"), died=page["monotonic"])
+
+    def _judge(self, current: _Attempt) -> None:
+        failed = [end for end in current.ends.values() if end.code != 0]
+        if failed and current.first_failure is None:
+            current.first_failure = time.monotonic()
+        everyone = len(current.ends) == self.learner.world_size
+        settled = current.first_failure is not None and time.monotonic() - current.first_failure >= SETTLE_SECONDS
+        # A rank that was killed is the cause whatever its peers say, so nothing is gained by waiting for them.
+        killed = any(end.code < 0 for end in failed)
+        if everyone or settled or killed:
+            died = min((end.monotonic for end in failed), default=time.monotonic())
+            self._over(current, cause=classify(list(current.ends.values())), died=died)
+
+    def _over(self, current: _Attempt, *, cause: Cause, died: float) -> None:
+        current.over = True
+        detected = time.monotonic() - died
+        log.info("attempt %d over: %s (%s)", current.number, cause.text, cause.kind)
+        self.out.emit(ev.AttemptEnded, learner=self.learner.name, attempt=current.number, cause=cause.text, samples_run=current.samples_run)
+        if cause.kind != "finished":
+            what = f"rank {cause.ranks[0]}" if cause.ranks else "learner"
+            if cause.kind == "node_lost":
+                what = f"agent {cause.text.split()[0]}"
+            fields: dict[str, Any] = {
+                "learner": self.learner.name, "what": what, "cause": cause.text.removeprefix(f"{what.removeprefix('agent ')} "),
+                "action": "all ranks restarted", "detected_seconds": detected,
+            }  # fmt: skip
+            if self._restart is not None:  # died again before its first step: keep the first death's clock in its own entry
+                self._emit_recovery(self._restart, first_step=None, lost_steps=0)
+            self._restart = _Restart(event=fields, died=died, furthest_step=current.steps)
+        self.handle(recovery.AttemptOver(current.number, cause, died))
+        if self.finish is not None and self._restart is not None:
+            self._restart.event["action"] = "run ended"
+            if cause.kind not in {"user", "numeric"}:
+                self._emit_recovery(self._restart, first_step=None, lost_steps=0)
+            self._restart = None
+
+    def _first_step(self, current: _Attempt, *, page: dict[str, Any]) -> None:
+        if self._restart is None:
+            return
+        lost = max(0, self._restart.furthest_step - (page["step"] - page["steps_run"]))
+        self._emit_recovery(self._restart, first_step=page["monotonic"] - self._restart.died, lost_steps=lost)
+        self._restart = None
+
+    def _emit_recovery(self, restart: _Restart, *, first_step: float | None, lost_steps: int) -> None:
+        self.out.emit(ev.Recovery, **restart.event, first_step_seconds=first_step, lost_steps=lost_steps)
+
+    def _lost(self, node: str, lost: AgentLost) -> None:
+        self._state, effects = recovery.lost_nodes(self._state, nodes=(node,))
+        self._carry_out(effects)
+        if self._current is not None and not self._current.over:
+            cause = Cause(kind="node_lost", text=f"{node} {lost.cause}", signature=f"node {node}")
+            self._over(self._current, cause=cause, died=lost.monotonic)
+
+    def _replace_nodes(self) -> None:
+        for node in sorted(self._state.missing_nodes):
+            if self._agents.ready(node):
+                if self._directory is not None:
+                    self._agents.set_directory(self._directory.write_json())
+                self.handle(recovery.NodeBack(node))
+
+
+def _ranks(nodes: list[NodePlan]) -> dict[str, dict[int, int]]:
+    """Node to its ranks (global to local), in the order of the plan."""
+
+    def numbered() -> Iterator[tuple[str, dict[int, int]]]:
+        first = 0
+        for node in nodes:
+            yield node.name, {first + local: local for local in range(node.ranks)}
+            first += node.ranks
+
+    return dict(numbered())
+
+
+__all__ = ["Attempts", "History", "describe_exit", "previous_attempts"]

@@ -1,0 +1,44 @@
+"""Held-out samples, for validation and evaluation: never trained on, always the same ones."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.errors import DataError
+from spec.shards import open_manifest, read_samples
+from training.data.batch import to_unit
+
+
+class HeldOut(NamedTuple):
+    """n samples."""
+
+    images: NDArray[np.float32]
+    """[n, C, H, W] in [-1, 1]."""
+    labels: NDArray[np.int64]
+    """[n]."""
+    captions: list[str]
+
+
+def held_out(manifest_uri: str, *, count: int, start: int = 0) -> HeldOut:
+    """`count` samples of the test split from number `start` on; `prepare` mixes the labels evenly along the split."""
+    manifest = open_manifest(manifest_uri)
+    have = manifest.count("test")
+    if start + count > have:
+        raise DataError(
+            f"held-out samples {start}..{start + count} are asked for, the dataset has {have}",
+            where=manifest_uri,
+            hint=f"ask for at most {have} samples",
+        )
+    samples = list(islice(read_samples(manifest_uri, split="test"), start, start + count))
+    shape = manifest.shape
+    pixels = np.frombuffer(b"".join(sample.pixels for sample in samples), dtype=np.uint8)
+    pixels = pixels.reshape(count, shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)
+    return HeldOut(
+        images=to_unit(pixels),
+        labels=np.array([sample.label for sample in samples], dtype=np.int64),
+        captions=[sample.caption for sample in samples],
+    )

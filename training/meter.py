@@ -1,0 +1,80 @@
+"""What a rank measures about its own loop: losses, rates, and the seconds it stood still by cause."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spec import events as ev
+
+
+class RankEvents:
+    """Appends events to the node's file of this rank; the agent carries them to the run's events."""
+
+    def __init__(self, folder: Path, *, rank: int, source: str) -> None:
+        path = folder / f"events-{rank}.jsonl"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._source = source
+
+    def emit(self, kind: type[Any], **fields: Any) -> None:
+        """Append one event, now."""
+        os.write(self._descriptor, ev.write_event(kind(time=time.time(), source=self._source, **fields)).encode())
+
+
+class Meter:
+    """Sums since the last event, and blocked seconds since the start of the attempt."""
+
+    def __init__(self) -> None:
+        self.blocked: defaultdict[str, float] = defaultdict(float)
+        self._reset()
+
+    @contextmanager
+    def standing(self, cause: str) -> Iterator[None]:
+        """Count the time of this block as time in which training stood still."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.blocked[cause] += time.monotonic() - started
+
+    def step(self, *, loss: float, gradient_norm: float, samples: int) -> None:
+        """Add one committed step."""
+        self._losses.append(loss)
+        self._norms.append(gradient_norm)
+        self._samples += samples
+
+    def flush(self) -> dict[str, float]:
+        """Means and rates since the last flush. Rates count working time and waiting alike: they are what a person sees on the clock."""
+        seconds, steps = max(time.monotonic() - self._since, 1e-9), len(self._losses)
+        result = {
+            "loss": sum(self._losses) / max(steps, 1), "gradient_norm": sum(self._norms) / max(steps, 1),
+            "steps_per_second": steps / seconds, "samples_per_second": self._samples / seconds,
+        }  # fmt: skip
+        self._reset()
+        return result
+
+    def rounded(self) -> dict[str, float]:
+        """Blocked seconds by cause, for an event."""
+        return {cause: round(seconds, 4) for cause, seconds in self.blocked.items()}
+
+    def _reset(self) -> None:
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._samples = 0
+        self._since = time.monotonic()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process (Linux; 0 elsewhere)."""
+    try:
+        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    except FileNotFoundError:
+        return 0
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+

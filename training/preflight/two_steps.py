@@ -1,0 +1,106 @@
+"""Check M1: two optimizer steps of the real model on real samples, alone in one process.
+
+No process group, no services: text conditions are random vectors of the right width. Both steps see the same batch,
+noise and times, so the losses are comparable. Master weights stay float32 and the forward pass computes in the
+configured dtype, as the sharded trainer does.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call
+from torch.optim.adamw import adamw
+
+from spec.errors import ConfigError, DataError
+from spec.shards import open_manifest, read_shard
+from spec.train import ModelConfig, TrainConfig
+from training.models import flow
+from training.models.dit import DiT, initialise
+
+MAX_BATCH = 16
+"""Samples of a step: enough to run every kernel, few enough to fit where the whole batch is spread over ranks."""
+
+
+def two_steps(train: TrainConfig, *, manifest_uri: str) -> tuple[float, float]:
+    """Mean losses of two steps of AdamW at the peak learning rate."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = {name: value.to(device) for name, value in _batch(train, uri=manifest_uri).items()}
+    model = initialise(DiT(train.model), seed=train.seed).to(device).train()
+    masters = dict(model.named_parameters())
+    dtype = torch.bfloat16 if train.dtype == "bfloat16" else torch.float32
+    moments = [[torch.zeros_like(one) for one in masters.values()] for _ in range(2)]
+    counts = [torch.zeros((), device=device) for _ in masters]
+    losses: list[float] = []
+    for _ in range(2):
+        weights = {name: one.to(dtype) for name, one in masters.items()}
+
+        def velocity(*inputs: Tensor, weights: dict[str, Tensor] = weights) -> Tensor:
+            return cast("Tensor", functional_call(model, weights, inputs))
+
+        loss = flow.loss(velocity, **batch).mean()
+        gradients = torch.autograd.grad(loss, list(masters.values()), allow_unused=True, materialize_grads=True)
+        losses.append(loss.item())
+        with torch.no_grad():
+            # The functional form of the trainer's optimizer; its class would import torch's compiler, for seconds.
+            adamw(
+                [one.data for one in masters.values()],
+                list(gradients),
+                moments[0],
+                moments[1],
+                [],
+                counts,
+                foreach=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=train.betas[0],
+                beta2=train.betas[1],
+                eps=1e-8,
+                lr=train.learning_rate,
+                weight_decay=train.weight_decay,
+            )
+    return losses[0], losses[1]
+
+
+def _batch(train: TrainConfig, *, uri: str) -> dict[str, Tensor]:
+    """The arguments of `flow.loss`, from the first shard of the training split."""
+    config, manifest = train.model, open_manifest(uri)
+    shape = manifest.shape
+    if (shape.height, shape.width, shape.channels) != (config.image_size, config.image_size, config.channels):
+        raise ConfigError(
+            f"the dataset's images are {shape.height} x {shape.width} x {shape.channels},"
+            f" the model takes {config.image_size} x {config.image_size} x {config.channels}",
+            hint=f"set train.model.image_size to {shape.height} and train.model.channels to {shape.channels}, or choose another dataset",
+            where=uri,
+        )
+    if not manifest.splits.train:
+        raise DataError("the manifest names no training shard", where=uri, hint="prepare the dataset again")
+    view = read_shard(manifest.splits.train[0], uri=uri, manifest=manifest)
+    samples = list(islice(cycle(view), min(train.batch, MAX_BATCH)))
+    pixels = np.stack([np.frombuffer(one.pixels, dtype=np.uint8) for one in samples]).astype(np.float32) / 127.5 - 1.0
+    images = pixels.reshape(len(samples), shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)
+    random = np.random.Generator(np.random.Philox(key=[train.seed, 0]))
+    arrays: dict[str, NDArray[Any]] = {
+        "images": images,
+        "noise": random.standard_normal(images.shape, dtype=np.float32),
+        "time": random.random(len(samples), dtype=np.float32),
+        "condition": _condition([one.label for one in samples], config=config, random=random),
+        "drop": random.random(len(samples)) < config.condition_dropout,
+    }
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+
+
+def _condition(labels: list[int], *, config: ModelConfig, random: np.random.Generator) -> NDArray[Any]:
+    if config.conditioning == "text":
+        return random.standard_normal((len(labels), config.text_width), dtype=np.float32)
+    wrong = next((label for label in labels if label >= config.num_classes), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"the dataset has label {wrong}, the model knows {config.num_classes}", hint="raise train.model.num_classes"
+        )
+    return np.array(labels, dtype=np.int64)

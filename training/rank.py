@@ -1,0 +1,59 @@
+"""One rank: the process that trains. Forked by the node's zygote; everything it needs to know comes from its environment and the plan.
+
+Its last act on an error is to write down what happened (`reason-<job>.json` in the node's folder), so that the driver can tell a person's error
+from a victim's and name the place. The exit code alone would not do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import training.trainer as trainer
+from spec.errors import GkrError
+from spec.plan import Plan
+from training.context import RuntimeContext
+
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    """Train until the syncer says that the shared model is final; returns the exit code."""
+    context = RuntimeContext.from_environment()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        plan = Plan.read_json(Path(context.plan).read_text())
+        trainer.train(plan, context=context)
+    except BaseException as error:
+        traceback.print_exc()
+        _write_reason(context, error)
+        # Peers that wait in a collective must not wait for this one's orderly shutdown.
+        os._exit(error.exit_code if isinstance(error, GkrError) else 1)
+    return 0
+
+
+def _write_reason(context: RuntimeContext, error: BaseException) -> None:
+    reason: dict[str, Any] = {
+        "type": type(error).__name__, "message": str(error) or type(error).__name__, "where": _place(error),
+        "exit_code": getattr(error, "exit_code", None),
+    }  # fmt: skip
+    path = context.folder / f"reason-rank-{context.rank}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(reason))
+    temporary.replace(path)
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame that is this project's or the person's, not a library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and "/lib/python" not in frame.filename]
+    if not own:
+        return ""
+    path = Path(own[-1].filename)
+    shown = path.relative_to(PACKAGE_ROOT) if path.is_relative_to(PACKAGE_ROOT) else path
+    return f"{shown}:{own[-1].lineno}"

@@ -1,0 +1,183 @@
+"""What all threads of the syncer share: the machine's state behind one lock, and the arrays, files and events that belong to it.
+
+Promises that a new state is seen by nobody before what it wants durable is durable. Long work (merging, hashing, writing weights) happens
+outside the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from msgspec.structs import replace as change
+
+from spec.events import SyncLedger, SyncWaiting, read_event
+from spec.plan import Plan, SyncerPlan
+from training.sync.contract import contract_hash
+from training.sync.events import Announce, Effect, Event, Refuse, Remark, SaveLedger
+from training.sync.journal import Journal
+from training.sync.layout import Floats, Layout
+from training.sync.machine import step
+from training.sync.members import Rules, State, recover
+from training.sync.messages import Ledger
+from training.sync.outer import OuterState
+from training.sync.publish import write_model
+from training.sync.refusals import Refusal
+from training.sync.staging import Staging
+from training.sync.state import StateNote
+from training.sync.store import DeposedError, Store
+
+_LOG = logging.getLogger(__name__)
+
+
+class Core:
+    """One run, held by this process. Fields are read and written under `changed`, the condition that waiters sleep on."""
+
+    def __init__(self, plan: Plan, *, store: Store, journal: Journal, clock: Callable[[], float]) -> None:
+        contract = contract_hash(plan)
+        assert plan.syncer is not None
+        self.plan = plan
+        self.settings: SyncerPlan = plan.syncer
+        self.store, self.journal, self.clock = store, journal, clock
+        self.changed = threading.Condition(threading.RLock())
+        self.stopping = threading.Event()
+        self.staging = Staging()
+        self.alarm = ""
+        self.failure: BaseException | None = None
+        loaded = store.take_over(Ledger(run=plan.run, contract=contract))
+        self.outer: OuterState | None = loaded[0] if loaded else None
+        self.layout: Layout | None = Layout.from_shapes(loaded[1].shapes) if loaded else None
+        rules = make_rules(plan, self.settings, contract=contract)
+        self.state: State = recover(rules, store.head.ledger, epoch=store.head.epoch, now=clock())
+        journal.note(f"syncer serves run {plan.run}: version {self.state.version}, epoch {self.state.epoch}")
+        if loaded:
+            self._repeat_event(loaded[1].event)
+
+    def require_layout(self) -> Layout:
+        """What the run's weights look like."""
+        if self.layout is None:
+            raise Refusal("unseeded", "no learner has registered since the syncer started, so the layout is unknown")
+        return self.layout
+
+    def set_layout(self, layout: Layout) -> None:
+        """The first registration decides."""
+        self.layout = self.layout or layout
+        if not self.state.ledger.fingerprint:
+            self.state = replace(self.state, ledger=change(self.state.ledger, fingerprint=layout.fingerprint))
+
+    def apply(self, event: Event, *, save: Callable[[Ledger], None] | None = None) -> tuple[Effect, ...]:
+        """Let the machine take one event and carry out its effects; `save` replaces the plain write of HEAD."""
+        after, effects = step(self.state, event)
+        for effect in effects:
+            if isinstance(effect, Refuse):
+                raise Refusal(effect.reason, effect.message)
+        if any(isinstance(effect, SaveLedger) for effect in effects):
+            try:
+                (save or self.store.commit)(after.durable())
+            except DeposedError as error:
+                self.fail(error)
+                raise Refusal("stopping", error.message, hint=error.hint) from error
+        self.state = after
+        for effect in effects:
+            if isinstance(effect, Remark):
+                self.journal.note(effect.text, level=effect.level)
+            if isinstance(effect, Announce):
+                self._announce()
+        self.changed.notify_all()
+        return effects
+
+    def fail(self, error: BaseException) -> None:
+        """End the process: somebody else has the run, or a bug was hit."""
+        self.failure = self.failure or error
+        self.stop()
+
+    def stop(self) -> None:
+        """Wake everybody who waits; nothing new is begun."""
+        self.stopping.set()
+        with self.changed:
+            self.changed.notify_all()
+
+    def raise_alarm(self, text: str) -> None:
+        """Something that a person has to mend keeps the syncer from going on."""
+        self.alarm = text
+        self.journal.note(text, level="error")
+
+    def until(self) -> float | None:
+        """Seconds since 1970 at which the open round may close."""
+        current = self.state.round
+        if current is None or current.deadline is None:
+            return None
+        return self.journal.now() + current.deadline - self.clock()
+
+    def emit_ledger(self) -> None:
+        """The committed count of samples."""
+        records = [one.record for _, one in sorted(self.state.members.items())]
+        event = SyncLedger(
+            time=self.journal.now(),
+            source="syncer",
+            round=self.state.version,
+            merged={one.learner: one.merged_samples for one in records},
+            discarded={one.learner: one.discarded_samples for one in records},
+        )
+        self.journal.emit(event)
+
+    def publish_model(self, flat: Floats, *, version: int) -> str:
+        """Write the averaged model; its digest."""
+        train = self.plan.train
+        written = write_model(
+            flat,
+            layout=self.require_layout(),
+            config=train.model.model_dump_json() if train else "{}",
+            version=version,
+            experiment=self.plan.experiment,
+            folder=self.store.models,
+            point=self.store.point,
+        )
+        return written.sha256
+
+    def note(self, ledger: Ledger, outer: OuterState, *, event: str) -> StateNote:
+        """The JSON part of a state file."""
+        return StateNote(
+            ledger=ledger,
+            epoch=self.state.epoch,
+            rounds_accumulated=outer.rounds_accumulated,
+            shapes=self.require_layout().shapes(),
+            event=event,
+        )
+
+    def _announce(self) -> None:
+        current = self.state.round
+        if current is None or current.stage != "OPEN":
+            return
+        event = SyncWaiting(
+            time=self.journal.now(),
+            source="syncer",
+            round=current.number,
+            arrived=sorted(current.arrivals),
+            waiting_for=self.state.waiting_for,
+            deadline=self.until(),
+        )
+        self.journal.emit(event)
+
+    def _repeat_event(self, text: str) -> None:
+        """A crash between commit and event must not lose the event; it must not appear twice either."""
+        event = read_event(text) if text else None
+        if event is not None and not self.journal.has_merged(self.state.version):
+            self.journal.emit(event)
+        self.emit_ledger()
+
+
+def make_rules(plan: Plan, settings: SyncerPlan, *, contract: str) -> Rules:
+    """The machine's part of the plan."""
+    config = settings.config
+    return Rules(
+        run=plan.run,
+        contract=contract,
+        learners=tuple(one.name for one in plan.learners),
+        target_samples=settings.target_samples,
+        quorum=config.quorum,
+        round_deadline=config.round_deadline,
+        lease=config.lease,
+    )

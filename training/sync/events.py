@@ -1,0 +1,140 @@
+"""What can happen to the syncer, and what it then has to do: the words of `training.sync.machine`.
+
+Times are seconds on the clock that the shell injects; they are only ever compared with each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from training.sync.messages import Answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Register:
+    now: float
+    learner: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    now: float
+    learner: str
+    generation: int
+    step: int = 0
+    pending: int = 0
+    step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    now: float
+    learner: str
+    generation: int
+    discarded_samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded:
+    """Version 0 is about to be committed."""
+
+    now: float
+    seed_sha256: str
+    theta_sha256: str
+    fingerprint: str
+    model_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributed:
+    """All parts of a contribution are here and were looked at: `problem` says what is wrong with its data."""
+
+    now: float
+    learner: str
+    generation: int
+    seq: int
+    digest: str
+    base_version: int
+    samples: int
+    cursor: int
+    norm: float
+    discarded_samples: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeDone:
+    """The next weights are computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """The next weights are in a state file; HEAD names it together with the ledger that this event makes."""
+
+    now: float
+    theta_sha256: str
+    model_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The next weights are being served: the next round opens."""
+
+    now: float
+
+
+Event = Register | Heartbeat | Leave | Seeded | Contributed | Tick | MergeDone | Committed | Published
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveLedger:
+    """The new state must be in HEAD before anybody hears of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartMerge:
+    """The round is sealed."""
+
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The contribution has its verdict. `fenced` is never recorded."""
+
+    answered: Answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """The contribution waits for its round, or has to be offered again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refuse:
+    """The message cannot be right; nothing changed."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announce:
+    """Who is waited for has changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """A line for the person who watches."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+Effect = SaveLedger | StartMerge | Answer | Wait | Refuse | Announce | Remark

@@ -1,0 +1,158 @@
+"""The syncer process: `python -m training.sync.server`.
+
+Survives SIGKILL at any moment: a new process on the same store and ports goes on where HEAD says. Ends cleanly on SIGTERM, with its parent,
+or when another syncer takes over. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pydantic import ValidationError
+
+from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, GkrError
+from spec.plan import Plan
+from training.sync.bulk import BulkHandler
+from training.sync.control import ControlHandler
+from training.sync.journal import Journal
+from training.sync.store import Store
+from training.sync.syncer import Syncer
+from training.sync.wire import Handler, SyncServer
+
+_LOG = logging.getLogger("training.sync")
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until told to stop; the exit code of the contract."""
+    args = _parse(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _die_with_parent()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    try:
+        return _serve(args, stop)
+    except GkrError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="training.sync.server", description="Merge the learners of one run.")
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json of the run")
+    parser.add_argument("--endpoints", type=Path, required=True, help="file that is written when both ports answer")
+    parser.add_argument("--events", type=Path, required=True, help="events.jsonl of the run")
+    parser.add_argument("--control-port", type=int, help="default: the plan's; 0 takes a free one")
+    parser.add_argument("--bulk-port", type=int, help="default: the plan's; 0 takes a free one")
+    return parser.parse_args(arguments)
+
+
+def _serve(args: argparse.Namespace, stop: threading.Event) -> int:
+    plan = _read_plan(args.plan)
+    assert plan.syncer is not None
+    folder = _folder(plan.syncer.store)
+    host = "127.0.0.1" if plan.backend == "local" else "0.0.0.0"  # noqa: S104  (in a pod the address is the pod's own)
+    # Ports first: a syncer that cannot serve must not depose one that does.
+    ports = {"control": args.control_port, "bulk": args.bulk_port}
+    planned = {"control": plan.syncer.control_port, "bulk": plan.syncer.bulk_port}
+    handlers: dict[str, type[Handler]] = {"control": ControlHandler, "bulk": BulkHandler}
+    servers = {
+        name: _bind(name, (host, planned[name] if port is None else port), handlers[name], run=plan.run)
+        for name, port in ports.items()
+    }
+    try:
+        store = Store(folder, keep_states=plan.syncer.config.keep_states)
+    except OSError as error:
+        raise ConfigError(
+            f"the syncer's store cannot be used: {error.strerror}",
+            where=str(folder),
+            hint="check path, space and rights",
+        ) from error
+    syncer = Syncer(plan, store=store, journal=Journal(args.events))
+    for name, server in servers.items():
+        server.attach(syncer.desk)
+        threading.Thread(target=server.serve_forever, name=name, kwargs={"poll_interval": 0.2}, daemon=True).start()
+    syncer.start()
+    _write_endpoints(args.endpoints, servers)
+    while not stop.wait(0.2) and syncer.core.failure is None:
+        pass
+    syncer.stop()
+    for server in servers.values():
+        server.shutdown()
+        server.server_close()
+    failure = syncer.core.failure
+    if isinstance(failure, GkrError):
+        raise failure
+    return EXIT_OK if failure is None else EXIT_FAILED
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        plan = Plan.read_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"the plan cannot be read: {error.strerror}", where=str(path), hint="--plan wants the run's plan.json"
+        ) from error
+    except ValidationError as error:
+        raise ConfigError(
+            f"the plan is not valid: {error.errors()[0]['msg']}", where=str(path), hint="make it anew with `gkr plan`"
+        ) from error
+    if plan.syncer is None:
+        raise ConfigError(
+            f"run {plan.run} has no syncer", where=str(path), hint="only runs whose learners are synchronised need one"
+        )
+    return plan
+
+
+def _folder(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.scheme != "file" or not parts.path.startswith("/"):
+        raise ConfigError(
+            f"the store {uri!r} is not a file: URI with an absolute path", hint="write file:///path/to/folder"
+        )
+    return Path(unquote(parts.path))
+
+
+def _bind(name: str, address: tuple[str, int], handler: type[Handler], *, run: str) -> SyncServer:
+    try:
+        return SyncServer(address, handler, run=run)
+    except OSError as error:
+        if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
+            raise
+        why = "is taken by another process" if error.errno == errno.EADDRINUSE else "needs more rights"
+        raise ConfigError(
+            f"the syncer's {name} port {address[1]} on {address[0]} {why}",
+            hint=f"end what listens there (`ss -ltnp 'sport = :{address[1]}'` shows it), or choose another with --{name}-port; 0 takes a free one",
+        ) from error
+
+
+def _write_endpoints(path: Path, servers: dict[str, SyncServer]) -> None:
+    content = {name: f"{server.server_address[0]}:{server.server_address[1]}" for name, server in servers.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({**content, "pid": os.getpid()}))
+    temporary.replace(path)
+    _LOG.info("serving %s", content)
+
+
+def _die_with_parent() -> None:
+    """SIGKILL when the thread that started this process ends, so that nothing outlives a supervisor that was killed."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""HTTP as both ports of the syncer speak it: bounded bodies, JSON errors with a reason, connections that stay open."""
+
+from __future__ import annotations
+
+import logging
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from training.sync.messages import ErrorReply, encode
+from training.sync.refusals import Refusal
+
+if TYPE_CHECKING:
+    from training.sync.desk import Desk
+
+_LOG = logging.getLogger(__name__)
+JSON_LIMIT = 16 << 20
+"""Largest JSON body: a layout of some hundred thousand parameters."""
+_DISCARD_LIMIT = 64 << 20
+_CHUNK = 1 << 20
+T = TypeVar("T", bound=Struct)
+
+
+class SyncServer(ThreadingHTTPServer):
+    """One port. A thread per connection: a learner holds a handful."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, address: tuple[str, int], handler: type[Handler], *, run: str) -> None:
+        self.run = run
+        self._desk: Desk | None = None
+        super().__init__(address, handler, bind_and_activate=False)
+        try:
+            self.server_bind()
+            self.server_activate()
+        except OSError:
+            self.server_close()
+            raise
+
+    def attach(self, desk: Desk) -> None:
+        """Who answers; comes before `serve_forever`. Until then, callers wait in the backlog."""
+        self._desk = desk
+
+    @property
+    def desk(self) -> Desk:
+        assert self._desk is not None, "attach comes before serve_forever"
+        return self._desk
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Common part of both ports. Subclasses answer `handle_path` with the path below `/v1/<run>/`."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = 120
+    """Seconds of silence after which a connection is closed."""
+    server: SyncServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_PUT(self) -> None:
+        self._serve()
+
+    def handle_path(self, path: list[str], query: dict[str, str]) -> None:
+        """Answer one request."""
+        raise NotImplementedError
+
+    @property
+    def desk(self) -> Desk:
+        return self.server.desk
+
+    def body_length(self, *, limit: int) -> int:
+        """Announced length of the body, checked before any of it is read."""
+        text = self.headers.get("Content-Length", "0")
+        if not text.isdigit():
+            raise Refusal("bad_request", f"Content-Length {text!r} is not a number")
+        if int(text) > limit:
+            raise Refusal("too_large", f"the body has {text} bytes, at most {limit} are taken here")
+        return int(text)
+
+    def read_exactly(self, length: int) -> bytes:
+        """So many bytes of the body."""
+        data = self.rfile.read(length)
+        self.unread -= len(data)
+        if len(data) < length:
+            raise ConnectionResetError("the body ended early")
+        return data
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill a buffer from the body."""
+        position = 0
+        while position < len(view):
+            size = self.rfile.readinto(view[position : position + _CHUNK])  # pyright: ignore[reportAttributeAccessIssue]
+            if not size:
+                raise ConnectionResetError("the body ended early")
+            position += size
+            self.unread -= size
+
+    def read_json(self, kind: type[T]) -> T:
+        """The body as a message."""
+        data = self.read_exactly(self.body_length(limit=JSON_LIMIT))
+        return decode(data, kind)
+
+    def reply(self, message: Struct | None, *, status: int = 200) -> None:
+        """Send a message."""
+        data = b"{}" if message is None else encode(message)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Requests are not news."""
+
+    def _serve(self) -> None:
+        length = self.headers.get("Content-Length", "0")
+        self.unread = int(length) if length.isdigit() else 0
+        try:
+            try:
+                self._dispatch()
+            except Refusal as error:
+                self._refuse(error)
+            except OSError as error:
+                if isinstance(error, (ConnectionError, TimeoutError)):
+                    raise
+                self._refuse(
+                    Refusal(
+                        "store_unavailable",
+                        f"the syncer's store cannot be written: {error}",
+                        hint="free space on its disk",
+                    )
+                )
+        except (ConnectionError, TimeoutError) as error:
+            _LOG.debug("connection of %s ended: %s", self.client_address, error)
+            self.close_connection = True
+
+    def _dispatch(self) -> None:
+        address = urlsplit(self.path)
+        parts = address.path.strip("/").split("/")
+        if len(parts) < 3 or parts[0] != "v1":
+            raise Refusal("unknown_path", f"{address.path} is not served here; paths begin with /v1/<run>/")
+        if parts[1] != self.server.run:
+            raise Refusal("unknown_run", f"this syncer serves run {self.server.run!r}, not {parts[1]!r}")
+        query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        self.handle_path(parts[2:], query)
+
+    def _refuse(self, error: Refusal) -> None:
+        """Say no. What was not read of the body is read and thrown away, or the sender would see a broken connection instead of the reason."""
+        left = min(self.unread, _DISCARD_LIMIT)
+        self.close_connection = self.close_connection or self.unread > left
+        while left > 0:
+            size = len(self.rfile.read(min(left, _CHUNK)))
+            if not size:
+                break
+            left -= size
+        _LOG.info("refused %s of %s: %s (%s)", self.path, self.client_address[0], error.message, error.reason)
+        self.reply(ErrorReply(reason=error.reason, message=error.message, hint=error.hint), status=error.status)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """A message from JSON."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise Refusal("bad_request", f"not a {kind.__name__}: {error}") from error

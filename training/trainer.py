@@ -1,0 +1,246 @@
+"""The training loop of one rank.
+
+Promises: a step is committed (position moves, progress page) only after the optimizer step; a checkpoint holds everything a restart needs; the
+order of samples and their noise depend on the position alone; all ranks take every decision together, rank 0 deciding. Must not: talk to Ray,
+wait without a deadline, or know which backend it is on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from services.client import ServiceClient
+from spec import events as ev
+from spec.errors import ConfigError
+from spec.plan import LearnerPlan, Plan
+from spec.train import TrainConfig
+from training import parallel
+from training.checkpoint import CheckpointFailure, CheckpointWriter, Loaded, load_latest
+from training.conditions import Conditions
+from training.context import RuntimeContext
+from training.data.loader import Loader, LocalBatch
+from training.ema import Ema
+from training.flops import mfu, peak_flops
+from training.meter import Meter, RankEvents, resident_bytes
+from training.optimizer import ShardedAdamW, learning_rate
+from training.progress import ProgressWriter
+from training.rounds import Rounds
+from training.step import StepBatch, train_step
+from training.validation import Validation
+
+log = logging.getLogger("trainer")
+
+DATA_DEADLINE_SECONDS = 60.0
+COLLECTIVE_DEADLINE_SECONDS = 900.0
+"""Above the longest wait of one rank for another, which is the barrier for merged weights; a dead peer is noticed at once all the same."""
+
+
+def train(plan: Plan, *, context: RuntimeContext) -> None:
+    """Train one rank of one learner until the shared model is final."""
+    if plan.train is None or plan.syncer is None:
+        raise ConfigError("this plan has no `train` section", hint="a plan with `run` starts the person's own command instead")
+    # One thread per rank on CPU: several ranks share the cores, and the loader workers have theirs.
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    with ProgressWriter(context.folder / f"progress-{context.rank}.page", epoch=context.epoch) as page:
+        page.phase("join")
+        device = _join(context)
+        try:
+            _Trainer(plan, context=context, page=page, device=device).run()
+        finally:
+            parallel.close_process_group()
+
+
+def _join(context: RuntimeContext) -> torch.device:
+    """This rank's device, once all ranks of the learner are there."""
+    device = torch.device("cuda", context.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if context.master_addr == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    parallel.init_process_group(
+        context.rank, world_size=context.world_size, init_method=f"tcp://{context.master_addr}:{context.master_port}", device=device,
+        timeout_seconds=COLLECTIVE_DEADLINE_SECONDS,
+    )  # fmt: skip
+    return device
+
+
+class _Trainer:
+    def __init__(self, plan: Plan, *, context: RuntimeContext, page: ProgressWriter, device: torch.device) -> None:
+        assert plan.train is not None
+        assert plan.syncer is not None
+        self.plan, self.context, self.page, self.device = plan, context, page, device
+        self.config: TrainConfig = plan.train
+        self.learner: LearnerPlan = plan.learner(context.learner)
+        self.events = RankEvents(context.folder, rank=context.rank, source=context.source)
+        self.meter = Meter()
+        mesh = parallel.make_mesh(context.world_size, shard_size=self.config.shard_size, device_type=device.type)
+        self.model = parallel.build_model(self.config, mesh=mesh, device=device)
+        self.optimizer = ShardedAdamW(self.model, config=self.config)
+        self.ema = Ema(self.model, decay=self.config.ema_decay)
+        self.rounds = Rounds(plan, context=context, model=self.model, ema=self.ema, page=page, meter=self.meter, events=self.events)
+        self.writer = CheckpointWriter(
+            _path(self.learner.checkpoints), keep=self.config.checkpoint.keep, rank=context.rank, world_size=context.world_size,
+            epoch=context.epoch, attempt=context.attempt,
+        )  # fmt: skip
+        self.queue: deque[LocalBatch] = deque()
+
+    def run(self) -> None:
+        self.page.phase("restore")
+        self._restore()
+        loader = Loader(
+            self.learner.data_manifest, seed=self.config.seed, learner=self.learner.name, start_position=self.page.position, batch=self.config.batch,
+            rank=self.context.rank, world_size=self.context.world_size, workers=self.config.loader_workers, prefetch=self.config.prefetch_batches,
+            model=self.config.model,
+        )  # fmt: skip
+        client = self._encoder()
+        try:
+            conditions = None
+            if client is not None:
+                conditions = Conditions(client, folder=self.context.folder / "embeddings", width=self.config.model.text_width)
+                conditions.connect()
+            self.validation = Validation(self.plan, context=self.context, conditions=conditions, device=self.device)
+            self._loop(loader, conditions=conditions)
+        finally:
+            loader.close()
+            if client is not None:
+                client.close()
+            self.rounds.close()
+        self._finish()
+
+    def _restore(self) -> None:
+        loaded: Loaded | None = load_latest(
+            _path(self.learner.checkpoints), model=self.model, optimizer=self.optimizer, ema=self.ema, vectors=("anchor",)
+        )
+        state = self.rounds.restore(loaded)
+        self.page.restored(step=state.step, position=state.position)
+        if self.context.rank == 0:
+            self.events.emit(
+                ev.Restored, learner=self.learner.name, attempt=self.context.attempt, mode=state.mode, step=state.step, position=state.position,
+                samples_lost=max(0, self.context.furthest_position - state.position), checkpoint=str(loaded.path) if loaded else "",
+                skipped=list(loaded.skipped) if loaded else [],
+            )  # fmt: skip
+
+    def _encoder(self) -> ServiceClient | None:
+        if self.config.model.conditioning != "text":
+            return None
+        name = next(service.name for service in self.learner.services if service.kind == "encode")
+        return ServiceClient(
+            self.context.folder / "services.json", service=name, identity=f"{self.learner.name}/rank-{self.context.rank}"
+        )
+
+    def _loop(self, loader: Loader, *, conditions: Conditions | None) -> None:
+        if self.page.step == 0:
+            self._validate()
+        while not self.rounds.final:
+            batch = self._next(loader, conditions=conditions)
+            self.page.phase("step")
+            rate = learning_rate(self.config, samples=self.rounds.samples_of_all(self.page.position))
+            result = train_step(self.model, optimizer=self.optimizer, ema=self.ema, batch=batch, config=self.config, learning_rate=rate)
+            if not result.applied:
+                numbers = f"loss {result.loss}, gradient norm {result.gradient_norm}"
+                raise FloatingPointError(f"{numbers} at step {self.page.step + 1}, position {self.page.position}")
+            self.page.committed(samples=self.config.batch)
+            self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=self.config.batch)
+            if self.rounds.due():
+                self._flush(rate, loader=loader)
+                self.rounds.exchange(loss=result.loss)
+                self._validate()
+            elif self.page.step % self.config.log_every == 0:
+                self._flush(rate, loader=loader)
+            if self.page.step % self.config.checkpoint.every_steps == 0 and not self.rounds.final:
+                self._save()
+            self._report(loader)
+
+    def _next(self, loader: Loader, *, conditions: Conditions | None) -> StepBatch:
+        """The next batch on the device; keeps the conditions of the batches behind it under way."""
+        self.page.phase("data")
+        with self.meter.standing("data"):
+            while not self.queue or (len(self.queue) < self.config.prefetch_batches and loader.ready):
+                local = loader.next(timeout_seconds=DATA_DEADLINE_SECONDS)
+                if conditions is not None:
+                    conditions.prefetch(local.captions)
+                self.queue.append(local)
+        head = self.queue.popleft()
+        embeddings = None
+        if conditions is not None:
+            with self.meter.standing("encode"):
+                embeddings = conditions.get(head.captions)
+        return _to_device(head, embeddings=embeddings, device=self.device)
+
+    def _validate(self) -> None:
+        self.page.phase("validate")
+        loss = self.validation.loss(self.model)
+        if self.context.rank == 0:
+            self.events.emit(ev.Validation, learner=self.learner.name, round=self.rounds.version, loss=loss)
+
+    def _flush(self, rate: float, *, loader: Loader) -> None:
+        values = self.meter.flush()
+        if self.context.rank != 0:
+            return
+        self.events.emit(
+            ev.StepMetrics, learner=self.learner.name, attempt=self.context.attempt, step=self.page.step, position=self.page.position,
+            round=self.rounds.version, learning_rate=rate, mfu=mfu(
+                values["samples_per_second"], config=self.config.model, devices=self.context.world_size, peak=_peak(self.device)
+            ),
+            loader_queue=loader.ready, blocked_seconds=self.meter.rounded(), memory_bytes=resident_bytes(), **values,
+        )  # fmt: skip
+
+    def _save(self) -> None:
+        self.page.phase("checkpoint")
+        with self.meter.standing("snapshot"):
+            self.writer.save(
+                step=self.page.step, model=self.model, optimizer=self.optimizer, ema=self.ema, vectors={"anchor": self.rounds.anchor},
+                state={"step": self.page.step, "position": self.page.position, "rounds": self.rounds.to_state()},
+            )  # fmt: skip
+
+    def _report(self, loader: Loader) -> None:
+        """Say what happened beside the steps: saved checkpoints, loader workers that were replaced."""
+        for saved in self.writer.poll():
+            if self.context.rank != 0:
+                continue
+            if isinstance(saved, CheckpointFailure):
+                self.events.emit(ev.Note, level="warning", text=f"{self.learner.name}: checkpoint of step {saved.step} failed: {saved.reason}")
+                continue
+            self.events.emit(
+                ev.CheckpointSaved, learner=self.learner.name, attempt=self.context.attempt, step=saved.step, path=str(saved.path),
+                bytes=saved.bytes, blocked_seconds=saved.blocked_seconds, seconds=saved.seconds,
+            )  # fmt: skip
+        for death in loader.worker_events():
+            self.events.emit(
+                ev.Recovery, learner=self.learner.name, what=f"loader worker {death.index} of rank {self.context.rank}", cause=death.cause,
+                action="its batches were made again by a new worker", detected_seconds=death.detected_seconds,
+            )  # fmt: skip
+
+    def _finish(self) -> None:
+        self.page.phase("finish")
+        self.writer.close(timeout_seconds=60)
+        if self.context.rank == 0:
+            self.rounds.report_end(attempt=self.context.attempt)
+        dist.barrier()
+
+
+def _to_device(local: LocalBatch, *, embeddings: np.ndarray | None, device: torch.device) -> StepBatch:
+    def move(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    condition = move(local.labels if embeddings is None else embeddings)
+    return StepBatch(images=move(local.images), noise=move(local.noise), time=move(local.time), condition=condition, drop=move(local.drop))
+
+
+def _peak(device: torch.device) -> float | None:
+    return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def _path(uri: str) -> Path:
+    if not uri.startswith("file://"):
+        raise ConfigError(f"checkpoints at {uri} are not supported yet", hint="use a file:// URI; object stores come later")
+    return Path(uri.removeprefix("file://"))
+
