@@ -6,8 +6,7 @@ Follow, and at the end say how it went. The exit code is the run's fate, 130 whe
 from __future__ import annotations
 
 import json
-
-import click
+import sys
 
 from gkr.output import result, result_json, say
 from gkr.runs import Run, RunState
@@ -19,8 +18,9 @@ from spec.summary import Summary
 
 def attend(run: Run, *, output: str) -> int:
     """Follow the run to its end, then print its result."""
+    assert sys.stderr is not None, "a command line has a stderr"
     try:
-        state = follow(run, stream=click.get_text_stream("stderr"))
+        state = follow(run, stream=sys.stderr)
     except KeyboardInterrupt:
         say(f"\nNo longer watching; run {run.name} goes on. Come back with `gkr watch {run.name}`,")
         say(f"read along with `gkr logs -f {run.name}`, or end it with `gkr cancel {run.name}`.")

@@ -62,7 +62,6 @@ class _LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             import difflib  # imports below the top are for what `--help` must not pay
 
-
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f'did you mean "{near[0]}"?' if near else "`gkr --help` lists them."
             ctx.fail(f'There is no command "{args[0]}"; {hint}')
@@ -116,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception:  # noqa: BLE001 a bug of ours keeps its traceback and still has a code of the contract
         import traceback
 
-
         traceback.print_exc()
         click.echo("This is a bug in gkr. Please report it with the lines above.", err=True)
         return EXIT_FAILED
@@ -127,7 +125,6 @@ def _show(error: GkrError, *, args: Sequence[str]) -> None:
     if "--debug" in args or not error.message.strip():
         import traceback
 
-
         traceback.print_exception(error)
         return
     from spec.problems import DocumentError
@@ -135,7 +132,6 @@ def _show(error: GkrError, *, args: Sequence[str]) -> None:
     problems = [problem.as_dict() for problem in error.problems] if isinstance(error, DocumentError) else []
     if _wants_json(args):
         import json
-
 
         fields = {"message": error.message, "hint": error.hint, "where": error.where, "exit_code": error.exit_code}
         click.echo(json.dumps({"error": {**fields, "problems": problems}}, ensure_ascii=False), err=True)

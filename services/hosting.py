@@ -1,4 +1,4 @@
-"""Starts, watches and restarts the replicas of one learner's services as Ray actors. The only module here that knows Ray.
+"""Starts, watches and restarts the replicas of one learner's services as Ray actors. The only module here with Ray.
 
 Ray places the processes and tells when one is gone; requests never pass through it. Restarts are ours, not Ray's, so
 that each one is counted, gets a new incarnation and is published only after its service answered a real request. A
@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 MAX_FRUITLESS_STARTS = 3
 _SHARE_OF_A_CPU = 0.01
 _HUNG_SECONDS = 60.0
-_STATS_SECONDS = 5.0
+_START_SECONDS = 300.0
+_STATS_SECONDS = 30.0
 
 REPLICA_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -43,13 +44,16 @@ REPLICA_ENVIRONMENT = {
 """Set before a replica imports torch: nothing is downloaded, and replicas that share a machine do not fight for it."""
 
 
-class ReplicaDeath(NamedTuple):
+@dataclass(frozen=True)
+class ReplicaDeath:
     """A replica that was serving or starting and is gone."""
 
     service: str
     index: int
     cause: str
     detected_monotonic: float
+    detected_seconds: float
+    """At most so long after it died: since its last sign of life."""
     restarted: bool
     """False: the restart budget is used up, or starting again cannot help; the service goes on with the others."""
 
@@ -149,6 +153,8 @@ class _Slot:
     looking: Any = None
     """Reference to the running `stats`, if one is."""
     looked_at: float = 0.0
+    launched_at: float = 0.0
+    alive_at: float = 0.0
     replica: Replica | None = None
     served: bool = False
     """This incarnation answered at least one request."""
@@ -197,18 +203,21 @@ class ServiceHosts:
         for slot in self._slots:
             self._launch(slot)
 
-    def poll(self, deadline_seconds: float) -> PollResult:
-        """Look at every replica, for at most that long. Never raises for a replica that is dead or does not start."""
+    def poll(self, deadline_seconds: float, *, patient: bool = False) -> PollResult:
+        """Look at every replica, for at most that long. Never raises for a replica that is dead or does not start.
+
+        Returns as soon as those that serve have answered; a patient caller also waits for one that is starting.
+        """
         if self._closed:
             return PollResult(self._directory(), [], [], {})
         for slot in self._slots:
             if slot.replica is not None and slot.looking is None:
                 slot.looking = slot.actor.stats.remote()
                 slot.looked_at = time.monotonic()
-        waiting = [ref for slot in self._slots for ref in (slot.starting, slot.looking) if ref is not None]
-        ready: set[Any] = set()
-        if waiting:
-            ready = set(ray.wait(waiting, num_returns=len(waiting), timeout=deadline_seconds, fetch_local=True)[0])
+        limit = time.monotonic() + deadline_seconds
+        ready = _ready([slot.looking for slot in self._slots], seconds=deadline_seconds)
+        left = max(0.0, limit - time.monotonic())
+        ready |= _ready([slot.starting for slot in self._slots], seconds=left if patient else 0, any_one=True)
         stats: list[dict[str, Any]] = []
         deaths: list[ReplicaDeath] = []
         for slot in self._slots:
@@ -217,10 +226,10 @@ class ServiceHosts:
                     self._take_start(slot)
                 elif slot.looking in ready:
                     stats.append(self._take_stats(slot))
-                elif slot.looking is not None and time.monotonic() - slot.looked_at > _HUNG_SECONDS:
-                    deaths.append(self._dead(slot, cause=f"no sign of life for {_HUNG_SECONDS:g} s"))
-            except _StartRefused as refusal:
-                deaths.append(self._dead(slot, cause=str(refusal), hopeless=True))
+                else:
+                    _check_progress(slot)
+            except _Unfit as unfit:
+                deaths.append(self._dead(slot, cause=str(unfit), hopeless=unfit.hopeless))
             except RayError as error:
                 deaths.append(self._dead(slot, cause=_cause(error)))
         return PollResult(
@@ -254,6 +263,7 @@ class ServiceHosts:
         self._last_incarnation += 1
         slot.incarnation = self._last_incarnation
         slot.served = False
+        slot.launched_at = slot.alive_at = time.monotonic()
         actor_class: Any = ray.remote(_ReplicaActor)
         options: dict[str, Any] = {
             "name": f"service-{self._learner}-{slot.label}-{slot.incarnation}",
@@ -282,7 +292,8 @@ class ServiceHosts:
         started: _Started = ray.get(slot.starting, timeout=_STATS_SECONDS)
         slot.starting = None
         if started.refusal:
-            raise _StartRefused(started.refusal)
+            raise _Unfit(started.refusal, hopeless=True)
+        slot.alive_at = time.monotonic()
         slot.replica = Replica(
             service=slot.plan.name,
             kind=slot.plan.kind,
@@ -296,6 +307,7 @@ class ServiceHosts:
     def _take_stats(self, slot: _Slot) -> dict[str, Any]:
         counters: dict[str, Any] = ray.get(slot.looking, timeout=_STATS_SECONDS)
         slot.looking = None
+        slot.alive_at = time.monotonic()
         if counters["requests"]:
             slot.served, slot.fruitless = True, 0
         return {
@@ -309,6 +321,7 @@ class ServiceHosts:
     def _dead(self, slot: _Slot, *, cause: str, hopeless: bool = False) -> ReplicaDeath:
         """Count a death, and start the successor unless that is pointless."""
         detected = time.monotonic()
+        silent = detected - slot.alive_at
         if slot.replica is not None:
             self._epoch += 1
         ray.kill(slot.actor)  # what is left of it: a hung process, or one whose start failed
@@ -322,11 +335,32 @@ class ServiceHosts:
             tries = "" if hopeless else f"; it was started {slot.fruitless} times without serving a request"
             slot.failure = f"{cause}{tries}; see {slot.log_path}"
             _log.error("service %s failed: %s", slot.label, slot.failure)
-        return ReplicaDeath(slot.plan.name, slot.index, cause, detected, restart)
+        return ReplicaDeath(slot.plan.name, slot.index, cause, detected, silent, restart)
 
 
-class _StartRefused(Exception):  # noqa: N818 - the service's verdict on its configuration
-    """A GkrError at the start."""
+class _Unfit(Exception):  # noqa: N818 - a verdict on a replica
+    """A replica that must go although its process is there."""
+
+    def __init__(self, cause: str, *, hopeless: bool = False) -> None:
+        super().__init__(cause)
+        self.hopeless = hopeless
+        """Starting it again would end the same way: its configuration is refused."""
+
+
+def _ready(references: list[Any], *, seconds: float, any_one: bool = False) -> set[Any]:
+    waiting = [reference for reference in references if reference is not None]
+    if not waiting:
+        return set()
+    return set(ray.wait(waiting, num_returns=1 if any_one else len(waiting), timeout=seconds)[0])
+
+
+def _check_progress(slot: _Slot) -> None:
+    """Busy is healthy; no sign of life for long is not."""
+    now = time.monotonic()
+    if slot.starting is not None and now - slot.launched_at > _START_SECONDS:
+        raise _Unfit(f"not ready {_START_SECONDS:g} s after its start")
+    if slot.looking is not None and now - slot.looked_at > _HUNG_SECONDS:
+        raise _Unfit(f"no sign of life for {_HUNG_SECONDS:g} s")
 
 
 def _cause(error: RayError) -> str:

@@ -54,6 +54,7 @@ class ServerStats:
     """Answered with a reply."""
     errors: int = 0
     """Answered with an error."""
+    cancelled: int = 0
     duplicates: int = 0
     """Arrived again and were not computed again."""
     violations: int = 0
@@ -95,7 +96,7 @@ class Reception:
         self._running: set[tuple[ClientId, int]] = set()
         self._violations: OrderedDict[bytes, int] = OrderedDict()
         self._seconds: deque[float] = deque(maxlen=2048)
-        self._requests = self._errors = self._duplicates = self._total_violations = self._banned = 0
+        self._requests = self._errors = self._cancelled = self._duplicates = self._total_violations = self._banned = 0
         self._batches = self._items = 0
 
     def receive(self, route: bytes, frames: Sequence[Buffer], *, now: float) -> None:
@@ -174,6 +175,7 @@ class Reception:
         return ServerStats(
             requests=self._requests,
             errors=self._errors,
+            cancelled=self._cancelled,
             duplicates=self._duplicates,
             violations=self._total_violations,
             banned=self._banned,
@@ -196,10 +198,10 @@ class Reception:
             return
         newest = self._newest.get(client.identity)
         if newest is not None and newest > client.incarnation:
-            self._refuse(route, code="superseded", message=f"a newer client has the identity {client.identity!r}")
+            self._refuse(route, code="superseded", message=_superseded(client))
             return
         if newest is not None and newest < client.incarnation:
-            self._forget(ClientId(client.identity, newest))
+            self._supersede(ClientId(client.identity, newest))
         if client not in self._routes and len(self._routes) >= self._max_clients:
             self._refuse(route, code="busy", message=f"{self._max_clients} clients are connected, which is the limit")
             return
@@ -213,11 +215,21 @@ class Reception:
         welcome = Header(kind=Kind.WELCOME, credit=self._grant, incarnation=self._incarnation, service=self._service)
         self.outbox.append((route, pack(welcome)))
 
+    def _supersede(self, client: ClientId) -> None:
+        route = self._routes.get(client)
+        if route is not None:
+            self._refuse(route, code="superseded", message=_superseded(client))
+        self._forget(client)
+
     def _request(self, route: bytes, message: Message, *, now: float) -> None:
         header = message.header
         client = self._clients.get(route)
-        if client is None or header.request == 0:
-            self._violation(route, request=header.request, reason="a request needs a HELLO before it and a number")
+        if client is None:
+            # A stranger, or a client that was forgotten because it did not read: a new connection mends both.
+            self._violation(route, reason="a request needs a HELLO before it", answer=pack(Header(kind=Kind.GOAWAY)))
+            return
+        if header.request == 0:
+            self._violation(route, reason="a request needs a number")
             return
         stored = self._replies.get(client, header.request)
         if stored is not None:
@@ -272,6 +284,7 @@ class Reception:
         client = self._clients.get(route)
         ticket = self._scheduler.cancel(client, request) if client is not None else None
         if ticket is not None:
+            self._cancelled += 1
             self._answer_error(ticket, code="cancelled", message="cancelled by its caller")
 
     def _answer_error(self, ticket: Ticket[ClientId], *, code: Code, message: str) -> None:
@@ -284,7 +297,15 @@ class Reception:
         self._errors += 1
         self.outbox.append((route, pack_error(request=request, code=code, message=message, hint=hint)))
 
-    def _violation(self, route: bytes, *, request: int = 0, code: Code = "protocol", reason: str) -> None:
+    def _violation(
+        self,
+        route: bytes,
+        *,
+        request: int = 0,
+        code: Code = "protocol",
+        reason: str,
+        answer: Sequence[Buffer] | None = None,
+    ) -> None:
         """Answer, count, and after the third one listen no more: libzmq gives no way to close one connection."""
         count = self._violations.get(route, 0) + 1
         self._violations[route] = count
@@ -292,7 +313,8 @@ class Reception:
         if len(self._violations) > _REMEMBERED_ROUTES:
             self._violations.popitem(last=False)
         self._total_violations += 1
-        self._refuse(route, request, code=code, message=reason)
+        self._errors += 1
+        self.outbox.append((route, answer or pack_error(request=request, code=code, message=reason)))
         if count < MAX_VIOLATIONS:
             return
         self._banned += 1
@@ -310,3 +332,7 @@ class Reception:
             self._clients.pop(route, None)
         if self._newest.get(client.identity) == client.incarnation:
             del self._newest[client.identity]
+
+
+def _superseded(client: ClientId) -> str:
+    return f"a newer client has the identity {client.identity!r}"

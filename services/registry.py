@@ -11,7 +11,7 @@ from spec.services import ServiceKind
 CLASSES: dict[ServiceKind, str] = {
     "encode": "services.encode:EncodeService",
     "sample": "services.sample:SampleService",
-    "evaluate": "services.evaluate:EvaluateService",
+    "evaluate": "services.evaluate.service:EvaluateService",
 }
 """Kind to `module:class`. The names are ours, never from a message."""
 

@@ -7,8 +7,10 @@ call.
 
 from __future__ import annotations
 
+import tempfile
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,12 +19,12 @@ from numpy.typing import NDArray
 
 from services.service import Call, Method, Reply, Service, ServiceContext
 from services.weights_cache import WeightsCache
-from services.wire.messages import SampleArgs, SampleReply
+from services.wire.messages import SampleArgs, SampleReply, Weights
 from spec.errors import GkrError, NotFoundError, RefusedError
 from spec.train import ModelConfig
 from training.models import flow
 from training.models.dit import DiT, initialise
-from training.models.weights import load_model
+from training.models.weights import load_model, save_model
 
 CHUNK_IMAGES = 32
 """Images of one forward pass, always; changing it may change the last bit of pixels."""
@@ -64,10 +66,14 @@ class SampleService(Service):
         self._models: OrderedDict[str, DiT] = OrderedDict()
 
     def warm_up(self) -> None:
-        """Draw from a tiny fresh model, so that the first real call finds everything imported and allocated."""
-        model = initialise(DiT(_CANARY), seed=0).to(self._device).eval()
-        noise = np.stack([noise_of(0, index=0, shape=_image_shape(_CANARY))])
-        self._draw(model, noise=noise, condition=np.zeros(1, dtype=np.int64), steps=1, guidance=1.0)
+        """Publish a tiny model to ourselves and draw from it, the way of every call."""
+        with tempfile.TemporaryDirectory(prefix="gkr-canary-") as folder:
+            path = save_model(Path(folder), state=initialise(DiT(_CANARY), seed=0).state_dict(), config=_CANARY)
+            args = SampleArgs(weights=Weights(sha256=path.stem, urls=[path.as_uri()]), labels=[0], seed=0, steps=1)
+            (answer,) = self.compute("sample", [Call(args=args)])
+        if isinstance(answer, GkrError):
+            raise answer
+        self._models.clear()
 
     def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
         """Draw the images of all calls together; a call that does not fit the model is refused alone."""

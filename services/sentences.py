@@ -1,7 +1,7 @@
 """The sentence encoder all-MiniLM-L6-v2, from the folder of safetensors and tokenizer that a package ships.
 
 A plain BERT of six layers, computed here rather than by `transformers`: importing that costs a replica 10 s and 250 MiB
-(sentence-transformers: 13 s and 330 MiB) for these sixty lines, and a test holds both to the same numbers within 1e-5.
+(sentence-transformers: 13 s and 330 MiB) for these sixty lines, and a test holds our numbers to theirs within 1e-5.
 The embedding is the mean over a caption's tokens, scaled to length 1. Padding is masked in the attention and in the
 mean, so an embedding does not depend on what else is in the batch (within 1e-5; float sums may be ordered otherwise).
 """

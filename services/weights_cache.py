@@ -1,7 +1,7 @@
 """Published models by digest on this node's disk.
 
-Promises: a file under its final name has the bytes its digest names; a fetch ends within its deadline and its size
-limit, whatever the other side does; nothing partial is left behind. Replicas of one node share the folder, so files
+Promises: a file under its final name has the bytes its digest names; a fetch ends within its size limit and its
+deadline (give or take one silence); nothing partial is left behind. Replicas of one node share the folder, so files
 appear by atomic rename and may vanish at any time. Standard library only.
 """
 
@@ -13,11 +13,11 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import IO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from spec.errors import GkrError, RefusedError
@@ -28,7 +28,7 @@ _PARTIAL = ".partial-"
 
 
 class _Source(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def read1(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class WeightsCache:
                 return
         raise RefusedError(
             f"model {sha256[:12]} could not be had: {'; '.join(problems) or 'the call names no address'}",
-            hint="it may have been superseded: ask the syncer's status for the newest model and its address, and check that this node reaches it",
+            hint="ask the syncer's status for the newest model and its address, and check that this node reaches it",
         )
 
     def _fetch_one(self, path: Path, *, sha256: str, url: str, deadline: float) -> None:
@@ -87,18 +87,16 @@ class WeightsCache:
             tempfile.NamedTemporaryFile(dir=self._folder, prefix=_PARTIAL, delete=False) as file,
         ):
             try:
-                digest = self._copy(source, file=file, deadline=deadline)
-                if digest != sha256:
-                    raise _FetchError(f"it has the digest {digest[:12]}, not the one asked for")
+                self._copy(source, file=file, sha256=sha256, deadline=deadline)
                 file.flush()
                 Path(file.name).replace(path)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
 
-    def _copy(self, source: _Source, *, file: tempfile._TemporaryFileWrapper[bytes], deadline: float) -> str:
+    def _copy(self, source: _Source, *, file: IO[bytes], sha256: str, deadline: float) -> None:
         digest, size = hashlib.sha256(), 0
-        while chunk := source.read(_CHUNK):
+        while chunk := source.read1(_CHUNK):
             size += len(chunk)
             if size > self._limits.max_bytes:
                 raise _FetchError(f"it is larger than {self._limits.max_bytes:,} bytes")
@@ -106,7 +104,8 @@ class WeightsCache:
                 raise _FetchError(f"not complete after {self._limits.deadline_seconds:.0f} s ({size:,} bytes came)")
             digest.update(chunk)
             file.write(chunk)
-        return digest.hexdigest()
+        if digest.hexdigest() != sha256:
+            raise _FetchError(f"it has the digest {digest.hexdigest()[:12]}, not the one asked for")
 
     def _evict(self, *, keep: Path) -> None:
         """Remove the least recently used files; other replicas may do the same at the same time."""
@@ -126,7 +125,7 @@ class _FetchError(GkrError):
 
 
 @contextmanager
-def _open(url: str, *, timeout_seconds: float) -> Iterator[_Source]:
+def _open(url: str, *, timeout_seconds: float) -> Generator[_Source]:
     if timeout_seconds <= 0:
         raise _FetchError("no time left")
     parts = urlsplit(url)
@@ -135,7 +134,7 @@ def _open(url: str, *, timeout_seconds: float) -> Iterator[_Source]:
         if not path.is_file():  # never a pipe or a device: reading those may not end
             raise _FetchError("no such file")
         with path.open("rb") as file:
-            yield _plain(file)
+            yield file
         return
     if parts.scheme != "http" or not parts.hostname:
         raise _FetchError("only http:// and file:// addresses are supported")
@@ -149,10 +148,6 @@ def _open(url: str, *, timeout_seconds: float) -> Iterator[_Source]:
         yield response
     finally:
         connection.close()
-
-
-def _plain(file: BinaryIO) -> _Source:
-    return file
 
 
 def _digest_of(path: Path) -> str | None:

@@ -158,18 +158,19 @@ def _one_gpu_type(learner: PlacedLearner) -> Iterator[Refusal]:
 
 
 def _budgets(experiment: Experiment) -> Iterator[Refusal]:
+    worst, whose = 0, ("", "")
     for one in experiment.placed_learners():
         longest = max((group.name for group in one.config.groups), key=len, default="")
         excess = names.rayjob_excess(experiment.name, learner=one.name, longest_group=longest)
-        if excess > 0:
-            shorter = names.propose(experiment.name, longest=max(1, len(experiment.name) - excess))
-            message = (
-                f'the names "{experiment.name}", "{one.name}" and "{longest}" together are {excess} characters too '
-                "long for cluster objects"
-            )
-            yield Refusal(
-                (*one.path, "name"), message, hint=f'name: "{shorter}" would do', also=(("name",),) if one.path else ()
-            )
+        if excess > worst:
+            worst, whose = excess, (one.name, longest)
+    if worst:
+        shorter = names.propose(experiment.name, longest=max(1, len(experiment.name) - worst))
+        message = (
+            f'"{experiment.name}" with learner "{whose[0]}" and group "{whose[1]}" makes names of cluster objects '
+            f"{worst} characters too long"
+        )
+        yield Refusal(("name",), message, hint=f'"{shorter}" would do, or shorter names of learner and group')
 
 
 def _sync(experiment: Experiment) -> Iterator[Refusal]:

@@ -119,7 +119,7 @@ def _translate(path: Path, errors: list[Any], tree: Node, model: type[BaseModel]
     first = errors[0]
     kind = first["type"]
     node, reached = tree.find(path)
-    shown, parent = render_path(path), f"in {render_path(path[:-1])}" if len(path) > 1 else "at the top level"
+    shown, parent = render_path(path), f"in {render_path(path[:-1])}" if path[:-1] else "at the top level"
     help_line = help_text(model, path)
     mark = node.mark
     if kind == "missing":

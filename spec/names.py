@@ -15,7 +15,6 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from spec.problems import RemedyError
 
-LONGEST_LABEL = 63
 LONGEST_RAYCLUSTER = 53
 """KubeRay appends head and worker suffixes to it and refuses more."""
 LONGEST_RAYJOB = 47
@@ -78,7 +77,9 @@ def rayjob_excess(experiment: str, *, learner: str, longest_group: str) -> int:
     """Characters above the tightest budget of a learner's objects; zero or less is fine."""
     job = len(rayjob_name(experiment, learner=learner, run="0" * SUFFIX))
     cluster = job + SUFFIX  # KubeRay appends a dash and five random characters
-    return max(job - LONGEST_RAYJOB, cluster - LONGEST_RAYCLUSTER, cluster + 1 + len(longest_group) - LONGEST_LABEL)
+    return max(
+        job - LONGEST_RAYJOB, cluster - LONGEST_RAYCLUSTER, cluster + 1 + len(longest_group) - LONGEST_POD_PREFIX
+    )
 
 
 def syncer_name(experiment: str, *, run: str) -> str:

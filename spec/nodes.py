@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import yaml
 
@@ -32,7 +32,7 @@ _CORE: tuple[tuple[str, str, str], ...] = (
     ),
     (_MERGE, r"^<<$", "<"),
 )
-_MOST_NODES = 100_000  # a file a person writes is far below; nested aliases can make a small one explode
+_MOST_NODES = 20_000  # a file a person writes is far below; nested aliases can make a small one explode
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def read_tree(source: Source, *, origin: OriginKind = "file") -> Node:
     text = source.text.removeprefix("\ufeff")
     source = replace(source, text=text)
     start = Mark(source, 1, 1, origin=origin)
-    loader = _CoreLoader(text)
     try:
+        loader = _CoreLoader(text)
         root = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         raise DocumentError([_syntax_problem(error, source)]) from None
@@ -141,8 +141,9 @@ def read_tree(source: Source, *, origin: OriginKind = "file") -> Node:
         raise DocumentError(
             [mark.problem(f"character {error.character!r} is not allowed here", hint="remove it")]
         ) from None
-    finally:
-        loader.dispose()  # pyright: ignore[reportUnknownMemberType]
+    if loader.tagged:
+        marks = [Mark(source, place.line + 1, place.column + 1, len(tag)) for tag, place in loader.tagged]
+        raise DocumentError([_tag_problem(mark, tag) for mark, (tag, _) in zip(marks, loader.tagged, strict=True)])
     if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         raise DocumentError([Problem(source.file, 0, 0, "", "the file is empty", "start from `gkr init`")])
     builder = _Builder(source, origin)
@@ -167,7 +168,18 @@ def overlay(base: Node, over: Node) -> Node:
 
 
 class _CoreLoader(yaml.SafeLoader):
-    """Composes nodes by the YAML 1.2 core schema; constructs nothing."""
+    """Composes nodes by the YAML 1.2 core schema; constructs nothing, and remembers every explicit tag."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.tagged: list[tuple[str, yaml.Mark]] = []
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = cast("yaml.NodeEvent", self.peek_event())  # pyright: ignore[reportUnknownMemberType]
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            self.tagged.append((str(tag), cast("yaml.Mark", event.start_mark)))
+        return super().compose_node(parent, index)
 
 
 _CoreLoader.yaml_implicit_resolvers = {}
@@ -194,8 +206,6 @@ class _Builder:
             raise DocumentError([mark.problem("an alias refers to a value that contains it", path=render_path(path))])
         if self._count > _MOST_NODES:
             raise DocumentError([mark.problem(f"more than {_MOST_NODES} values after aliases are expanded")])
-        if not node.tag.startswith("tag:yaml.org,2002:"):
-            self.problems.append(mark.problem(f"unknown tag {node.tag}", path=render_path(path), hint="remove the tag"))
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -275,11 +285,15 @@ def _syntax_problem(error: yaml.MarkedYAMLError, source: Source) -> Problem:
         return Mark(source, line, column).problem("a tab is used for indentation", hint="indent with spaces")
     if "expected a single document" in (error.context or ""):
         return mark.problem("the file holds more than one document", hint="one file, one document: remove the line ---")
-    if "could not determine a constructor" in (error.problem or "") or "undefined tag handle" in (error.problem or ""):
-        return mark.problem("unknown tag", hint="remove the tag")
+    if "tag" in (error.problem or "") or "tag" in (error.context or ""):
+        return _tag_problem(mark, "")
     if "undefined alias" in (error.problem or ""):
         return mark.problem(error.problem or "undefined alias", hint="define the anchor (&name) above its use (*name)")
     return mark.problem(
         f"not valid YAML: {error.problem or error.context}",
         hint="check quotes, colons and indentation around this place",
     )
+
+
+def _tag_problem(mark: Mark, tag: str) -> Problem:
+    return mark.problem(f"unknown tag {tag}".rstrip(), hint="remove the tag; a file here holds plain values only")

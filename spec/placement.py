@@ -157,12 +157,12 @@ def _fitting(
     cpu, memory, _ = _sizes(group, request=request, pool=largest)
     problems: list[Refusal] = []
     if cpu > largest.node_cpu:
-        message = f"asks for {cpu:g} cores per node, a {largest.machine} of {facts.name} offers {largest.node_cpu:g}"
+        message = f"asks for {cpu:g} cores per node, one {largest.machine} of {facts.name} offers {largest.node_cpu:g}"
         problems.append(Refusal((*path, "resources", "cpu"), message, hint=f"at most cpu: {largest.node_cpu:g}"))
     if memory > largest.node_memory:
         most = format_bytes(largest.node_memory)
         message = (
-            f"asks for {format_bytes(memory)} of memory per node, a {largest.machine} of {facts.name} offers {most}"
+            f"asks for {format_bytes(memory)} of memory per node, one {largest.machine} of {facts.name} offers {most}"
         )
         problems.append(Refusal((*path, "resources", "memory"), message, hint=f"at most memory: {most}"))
     return [], problems
@@ -193,7 +193,7 @@ def _sizes(group: GroupConfig, *, request: GpuRequest | None, pool: MachinePool)
     """Cores, memory and shared memory of one node, defaults filled in."""
     resources = group.resources
     row = machine_of_gpu(request.gpu) if request else None
-    share = request.count / row.gpus if request and row else None
+    share = min(1.0, request.count / row.gpus) if request and row else None
     cpu = resources.cpu if resources.cpu is not None else DEFAULT_CPU if share is None else pool.node_cpu * share
     memory = resources.memory
     if memory is None:

@@ -84,7 +84,7 @@ def check_cluster_settings(experiment: Experiment, *, placements: Sequence[Place
             yield Refusal(("priority",), f'cluster {facts.name} has no priority "{experiment.priority}"', hint=hint)
         if experiment.image is None:
             yield Refusal((), f"no image is given and {facts.name} runs containers", hint="add image: trainer")
-    if placements and _synchronises(experiment, len(placements)):
+    if placements and experiment.train is not None:
         yield from _check_ports(placements[0])
 
 
@@ -151,11 +151,11 @@ def manifest_of(experiment: Experiment, facts: ClusterFacts) -> str:
 
 
 def syncer_of(experiment: Experiment, *, home: ClusterFacts, learners: int, base: str) -> SyncerPlan | None:
-    """The syncer in the first learner's cluster, if there is anything to synchronise."""
+    """The syncer in the first learner's cluster: every run of our trainer has one (decision 0006)."""
     train = experiment.train
-    if train is None or not _synchronises(experiment, learners):
+    if train is None:
         return None
-    config = experiment.sync or SyncConfig()
+    config = sync_config(experiment, learners=learners)
     return SyncerPlan(
         cluster=home.name,
         control_port=home.syncer.control_port if home.syncer else 0,
@@ -191,9 +191,7 @@ def training_warnings(experiment: Experiment, *, placements: Sequence[Placement]
         yield f"no service of kind {missing}: the merged model will not be evaluated"
     if experiment.sync is not None and len(placements) < 2:
         yield "sync with one learner: outer rounds have nothing to merge with"
-    if not _synchronises(experiment, len(placements)):
-        return
-    config = experiment.sync or SyncConfig()
+    config = sync_config(experiment, learners=len(placements))
     per_round = config.inner_steps * train.batch * len(placements)
     rounds = train.samples // per_round
     if rounds < 1:
@@ -205,5 +203,8 @@ def training_warnings(experiment: Experiment, *, placements: Sequence[Placement]
         )
 
 
-def _synchronises(experiment: Experiment, learners: int) -> bool:
-    return experiment.train is not None and (learners > 1 or experiment.sync is not None)
+def sync_config(experiment: Experiment, *, learners: int) -> SyncConfig:
+    """What the file says; without a word, a single learner's outer step is taking its own weights back."""
+    if experiment.sync is not None:
+        return experiment.sync
+    return SyncConfig() if learners > 1 else SyncConfig(outer_learning_rate=1.0, outer_momentum=0.0)

@@ -70,7 +70,8 @@ def parse_bytes(text: object) -> int:
             short = "k" if unit[0] in "kK" else unit[0].upper()
             iec = f"{unit[0].upper()}i"
             gib = Decimal(number) * _BYTE_UNITS[short] / _BYTE_UNITS[iec]
-            raise ValueError(f"{text!r} reads two ways; write {number}{short} (= {gib:.4g}{iec}) or {number}{iec}")
+            exact = f"{number}{short} (= {float(gib):.4g}{iec})"
+            raise ValueError(f"{text!r} reads two ways; write {exact} or {number}{iec}")
         raise ValueError(f"unknown unit {unit!r} in {text!r}; units are k, M, G, T, P and Ki, Mi, Gi, Ti, Pi")
     value = Decimal(number) * _BYTE_UNITS[unit]
     if value != int(value):

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
+import ray.util
 
 from spec.events import Check
 from spec.plan import Plan

@@ -20,7 +20,7 @@ from training import recovery
 from training.agents import AgentLost, Agents
 from training.classify import Cause, RankEnd, classify
 from training.context import RuntimeContext
-from training.processes import describe_exit
+from training.progress import read_page
 
 log = logging.getLogger("attempts")
 
@@ -37,6 +37,8 @@ class History:
     attempt: int = 0
     epoch: int = 0
     furthest: int = 0
+    open_attempt: bool = False
+    """The last attempt has no recorded end: its driver died with it."""
 
 
 def previous_attempts(path: Path, *, learner: str) -> History:
@@ -47,7 +49,9 @@ def previous_attempts(path: Path, *, learner: str) -> History:
     with path.open(encoding="utf-8", errors="replace") as file:
         for event in ev.read_events(file):
             if isinstance(event, ev.AttemptStarted) and event.learner == learner:
-                history = replace(history, attempt=max(history.attempt, event.attempt), epoch=max(history.epoch, event.epoch))
+                history = replace(history, attempt=event.attempt, epoch=event.epoch, open_attempt=True)
+            if isinstance(event, ev.AttemptEnded) and event.learner == learner and event.attempt == history.attempt:
+                history = replace(history, open_attempt=False)
             if isinstance(event, ev.StepMetrics) and event.learner == learner:
                 history = replace(history, furthest=max(history.furthest, event.position))
     return history
@@ -84,6 +88,7 @@ class Attempts:
         self.plan, self.options, self.out = plan, options, out
         self.learner = plan.learner(options.learner)
         self.finish: recovery.Finish | None = None
+        history = self._close_open_attempt(history)
         self._state = recovery.State(attempt=history.attempt, epoch=history.epoch, furthest=history.furthest)
         self._agents = Agents(self.learner, folder=options.run_dir / "state" / "nodes" / self.learner.name)
         self._current: _Attempt | None = None
@@ -106,7 +111,7 @@ class Attempts:
         for node, checks in results.items():
             parsed = [ev.Check(**check) for check in checks]
             self.out.emit(ev.Preflight, learner=self.learner.name, node=node, checks=parsed, seconds=time.monotonic() - started)
-            failed += [f"{node}: {one.name}: {one.value} (needs {one.threshold}) {one.evidence}".strip() for one in parsed if one.verdict == "FAIL"]
+            failed += [f"{node}: {one.name}: {one.value} (needs {one.threshold}) {one.evidence}; {one.hint}".strip("; ") for one in parsed if one.verdict == "FAIL"]
         return tuple(failed)
 
     def set_directory(self, directory: Directory) -> None:
@@ -148,6 +153,16 @@ class Attempts:
     def close(self) -> None:
         """Kill all ranks and agents."""
         self._agents.close()
+
+    def _close_open_attempt(self, history: History) -> History:
+        """Write the end of an attempt whose driver died; the progress page of rank 0 outlives both."""
+        if not history.open_attempt:
+            return history
+        pages = [read_page(path) for path in (self.options.run_dir / "state" / "nodes" / self.learner.name).glob("*/progress-0.page")]
+        page = next((page for page in pages if page is not None and page.epoch == history.epoch), None)
+        samples = page.samples_run if page else 0
+        self.out.emit(ev.AttemptEnded, learner=self.learner.name, attempt=history.attempt, cause="driver lost", samples_run=samples)
+        return replace(history, furthest=max(history.furthest, page.position if page else 0), open_attempt=False)
 
     def _carry_out(self, effects: list[recovery.Effect]) -> None:
         for effect in effects:
@@ -269,5 +284,3 @@ def _ranks(nodes: list[NodePlan]) -> dict[str, dict[int, int]]:
 
     return dict(numbered())
 
-
-__all__ = ["Attempts", "History", "describe_exit", "previous_attempts"]

@@ -25,7 +25,7 @@ from typing import Any
 import ray
 
 from spec import events as ev
-from spec.errors import EXIT_FAILED, DataError, GkrError
+from spec.errors import EXIT_FAILED, DataError, GkrError, UnreachableError
 from spec.plan import LearnerPlan, Plan
 from spec.shards import open_manifest
 from training.attempts import Attempts, previous_attempts
@@ -40,6 +40,7 @@ SERVICE_POLL_SECONDS = 1.0
 PREPARE_DEADLINE_SECONDS = 600.0
 PREFLIGHT_DEADLINE_SECONDS = 180.0
 OBJECT_STORE_BYTES = 80 * 2**20
+RAY_STARTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +137,23 @@ class Driver:
             return
         cpus = sum(node.cpu for node in self.learner.nodes) + sum(s.cpu * s.replicas for s in self.learner.services)
         nodes = {f"gkr_node_{node.name}": 1.0 for node in self.learner.nodes}
-        ray.init(
-            num_cpus=max(1, round(cpus + 0.5)), num_gpus=0, resources=nodes, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(self._ray_dir), _node_ip_address="127.0.0.1", log_to_driver=False, configure_logging=False, namespace=f"gkr-{self.plan.run}",
-        )  # fmt: skip
+        for left in reversed(range(RAY_STARTS)):
+            try:
+                ray.init(
+                    num_cpus=max(1, round(cpus + 0.5)), num_gpus=0, resources=nodes, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(self._ray_dir), _node_ip_address="127.0.0.1", log_to_driver=False, configure_logging=False,
+                    namespace=f"gkr-{self.plan.run}",
+                )  # fmt: skip
+            except Exception as error:
+                # Ray gives its own processes a fixed 30 s and raises a bare Exception: too short on a machine that is busy for a moment.
+                ray.shutdown()
+                if not left:
+                    raise UnreachableError(
+                        f"Ray did not start within {RAY_STARTS} tries: {error}", hint=f"see {self._ray_dir}/session_latest/logs; is the machine overloaded?"
+                    ) from error
+                log.warning("Ray did not start, %d more tries: %s", left, error)
+            else:
+                return
 
     def _prepare(self) -> None:
         """Make the dataset if its manifest is missing and the plan says from what."""
@@ -163,7 +177,7 @@ class Driver:
         self._prepared(open_manifest(self.learner.data_manifest), started=started, reused=False)
 
     def _prepared(self, manifest: Any, *, started: float, reused: bool) -> None:
-        samples = sum(shard.samples for shards in manifest.splits.values() for shard in shards)
+        samples = manifest.count("train") + manifest.count("test")
         self.out.emit(
             ev.Prepared, learner=self.learner.name, manifest=self.learner.data_manifest, samples=samples, seconds=time.monotonic() - started, reused=reused
         )

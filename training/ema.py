@@ -1,4 +1,6 @@
-"""The average of the weights over recent steps: what is evaluated and published. Sharded like the weights, float32, updated in place."""
+"""The average of the weights over recent steps: what is evaluated and published. Sharded like the weights, float32,
+updated in place.
+"""
 
 from __future__ import annotations
 

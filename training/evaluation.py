@@ -24,6 +24,7 @@ from spec.plan import LearnerPlan, Plan
 from spec.services import ServiceKind
 from training.data.held_out import HeldOut, held_out
 from training.sync.client import SyncClient
+from training.sync.layout import Layout
 
 log = logging.getLogger("evaluation")
 
@@ -89,8 +90,9 @@ class Evaluation:
     def _run(self) -> None:
         home = self._plan.home
         clients: dict[ServiceKind, ServiceClient] = {}
+        nothing = Layout(())  # only asks for the status
         sync = SyncClient(
-            control=self._options.syncer_control, bulk=self._options.syncer_bulk, run=self._plan.run, learner=home.name
+            self._options.syncer_control, bulk=self._options.syncer_bulk, run=self._plan.run, learner=home.name, layout=nothing
         )
         try:
             clients = {kind: self._client(home, kind=kind) for kind in ("encode", "sample", "evaluate") if _service(home, kind=kind)}

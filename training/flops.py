@@ -1,7 +1,8 @@
 """How many floating-point operations the model needs, and which share of the device's peak that is.
 
-Model FLOPs only: recomputed activations are work of the implementation, not of the model, and do not count. A multiply-add is two FLOPs;
-normalisation, nonlinearities and sums are left out (under one percent). The backward pass costs twice the forward pass.
+Model FLOPs only: recomputed activations are work of the implementation, not of the model, and do not count. A
+multiply-add is two FLOPs; normalisation, nonlinearities and sums are left out (under one percent). The backward pass
+costs twice the forward pass.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _DENSE_BF16_PEAK = {  # FLOP/s without sparsity, from NVIDIA's data sheets, SXM 
 def forward_flops(config: ModelConfig) -> int:
     """FLOPs of one forward pass of one sample.
 
-    With T tokens of width W, p = channels * patch_size^2 and m = mlp_ratio:
-    tokens 4 T W p; per block 2 T W^2 (4 + 2 m) + 4 T^2 W, and 12 W^2 of modulation; once per sample time 4 W^2, last modulation 4 W^2 and
-    the text embedding 2 (text_width W + W^2).
+    With T tokens of width W, p = channels * patch_size^2 and m = mlp_ratio: tokens 4 T W p; per block 2 T W^2 (4 + 2 m)
+    + 4 T^2 W, and 12 W^2 of modulation; once per sample time 4 W^2, last modulation 4 W^2 and the text embedding 2
+    (text_width W + W^2).
     """
     tokens = (config.image_size // config.patch_size) ** 2
     width, pixels = config.width, config.channels * config.patch_size**2

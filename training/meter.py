@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Meter:
         self._reset()
 
     @contextmanager
-    def standing(self, cause: str) -> Iterator[None]:
+    def standing(self, cause: str) -> Generator[None]:
         """Count the time of this block as time in which training stood still."""
         started = time.monotonic()
         try:

@@ -1,11 +1,13 @@
 """The inner optimizer: AdamW on this rank's shards, and its learning rate as a function of samples.
 
-The optimizer works on plain views of the local shards, not on the DTensors: a sharded update needs no communication, the fused kernel takes
-all tensors at once, and both moments lie in one flat vector each, in the order of `parallel.flat_ranges`, ready to be saved or loaded.
+The optimizer works on plain views of the local shards, not on the DTensors: a sharded update needs no communication,
+the fused kernel takes all tensors at once, and both moments lie in one flat vector each, in the order of
+`parallel.flat_ranges`, ready to be saved or loaded.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import torch
@@ -15,16 +17,21 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from spec.train import TrainConfig
 from training.parallel import flat_ranges, local_tensor
 
+# torch.optim imports this at the first optimizer; here a zygote pays the seconds once, before it forks ranks.
+importlib.import_module("torch._dynamo")
+
 
 def learning_rate(config: TrainConfig, *, samples: int) -> float:
-    """The rate for the step that starts after `samples` samples of all learners together: linear warm-up, then half a cosine.
+    """The rate for the step that starts after `samples` samples of all learners together: linear warm-up, then half a
+    cosine.
 
-    It never is zero in a step of the warm-up: the first step counts as one batch. After config.samples it stays at its final share.
+    It never is zero in a step of the warm-up: the first step counts as one batch. After config.samples it stays at its
+    final share.
     """
     if samples < config.warmup_samples:
         return config.learning_rate * min(1.0, (samples + config.batch) / config.warmup_samples)
     span = max(1, config.samples - config.warmup_samples)
-    progress = min(1.0, (samples - config.warmup_samples) / span)
+    progress = 1.0 if samples >= config.samples else (samples - config.warmup_samples) / span
     share = config.final_learning_rate_share
     return config.learning_rate * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
@@ -33,7 +40,7 @@ class ShardedAdamW:
     """AdamW over the local shards; decay on matrices only. Identical updates on identical shards, whatever the mesh."""
 
     def __init__(self, model: nn.Module, *, config: TrainConfig) -> None:
-        self._ranges = [one for one in flat_ranges(model)]
+        self._ranges = flat_ranges(model)
         total = sum(one.length for one in self._ranges)
         device = next(model.parameters()).device
         self.exp_avg = torch.zeros(total, dtype=torch.float32, device=device)

@@ -1,10 +1,12 @@
 """Ranks of one learner as one model: process group, mesh, sharding, and flat access to what this rank holds.
 
-The mesh is replicate x shard: the weights are split over the `shard` axis and copied along `replicate`, so that heavy traffic stays inside a
-group of close machines. The same code runs over gloo on CPUs and over NCCL on GPUs, and at world size 1.
+The mesh is replicate x shard: the weights are split over the `shard` axis and copied along `replicate`, so that heavy
+traffic stays inside a group of close machines. The same code runs over gloo on CPUs and over NCCL on GPUs, and at world
+size 1.
 
-Flat access is what the rest of the trainer uses to exchange state: parameters in order of their names, each as a contiguous range of elements
-of the whole row-major tensor, because FSDP splits along the first dimension only. Everything that leaves a rank is float32.
+Flat access is what the rest of the trainer uses to exchange state: parameters in order of their names, each as a
+contiguous range of elements of the whole row-major tensor, because FSDP splits along the first dimension only.
+Everything that leaves a rank is float32.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ def shard_model(model: DiT, *, mesh: DeviceMesh, train: TrainConfig) -> None:
 
     Inputs are not cast: the model casts by the dtype of its weights, and keeps the time exact until then.
     """
-    policy = MixedPrecisionPolicy(param_dtype=_DTYPES[train.dtype], reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        param_dtype=_DTYPES[train.dtype], reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for block in cast("Iterator[Block]", iter(model.blocks)):
         block.recompute = train.activation_checkpointing
         if train.compile:
@@ -136,7 +140,7 @@ def _shard_of(tensor: DTensor) -> tuple[int, int]:
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """The elements that this rank holds, sharing their memory."""
-    return cast("Tensor", tensor.to_local()).detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def gather_local(model: nn.Module) -> Tensor:
@@ -166,11 +170,15 @@ def replica_count(model: nn.Module) -> int:
 
 
 def broadcast_json(value: Any, *, source: int = 0) -> Any:
-    """The value that rank `source` passed, on every rank. JSON over the CPU backend: no pickle, no wait for the device."""
+    """The value that rank `source` passed, on every rank. JSON on the CPU: no pickle, no wait for the device."""
     data = json.dumps(value).encode() if dist.get_rank() == source else b""
     size = torch.tensor([len(data)], dtype=torch.int64)
     dist.broadcast(size, source)
-    body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(int(size.item()), dtype=torch.uint8)
+    body = (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(int(size.item()), dtype=torch.uint8)
+    )
     dist.broadcast(body, source)
     return json.loads(bytes(body.numpy()))
 

@@ -1,8 +1,8 @@
 """One inner step as a function: loss, gradient, clipping, update, average.
 
-Promises: the loss and the gradient are those of the whole batch, whatever the number of ranks and however the batch is split among them; all
-ranks see the same numbers. A step whose loss or gradient norm is not finite changes nothing, on any rank. One wait for the device per
-step, after the backward pass.
+Promises: the loss and the gradient are those of the whole batch, whatever the number of ranks and however the batch is
+split among them; all ranks see the same numbers. A step whose loss or gradient norm is not finite changes nothing, on
+any rank. One wait for the device per step, after the backward pass.
 """
 
 from __future__ import annotations

@@ -142,12 +142,13 @@ class _Trainer:
         while not self.rounds.final:
             batch = self._next(loader, conditions=conditions)
             self.page.phase("step")
-            rate = learning_rate(self.config, samples=self.rounds.samples_of_all(self.page.position))
+            rate = learning_rate(self.config, samples=self.rounds.samples_of_all())
             result = train_step(self.model, optimizer=self.optimizer, ema=self.ema, batch=batch, config=self.config, learning_rate=rate)
             if not result.applied:
                 numbers = f"loss {result.loss}, gradient norm {result.gradient_norm}"
                 raise FloatingPointError(f"{numbers} at step {self.page.step + 1}, position {self.page.position}")
             self.page.committed(samples=self.config.batch)
+            self.rounds.committed()
             self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=self.config.batch)
             if self.rounds.due():
                 self._flush(rate, loader=loader)

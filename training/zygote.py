@@ -29,9 +29,10 @@ from training.processes import die_with_parent
 
 CALLS = {"rank": "training.rank", "two_steps": "training.preflight.job"}
 """What may be forked: name to module with a `main() -> int`."""
+# torch._dynamo: the first optimizer or meta device imports it, which takes seconds that each rank would pay after the fork.
 _PRELOAD = (
-    "torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.optim", "safetensors.torch", "pydantic", "numpy",
-    "training.rank",
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.optim", "safetensors.torch", "pydantic", "numpy",
+    "training.rank", "training.preflight.two_steps",
 )  # fmt: skip
 
 

@@ -68,7 +68,8 @@ class Children:
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the child itself; one that is gone needs none."""
         if name in self._children:
-            self._children[name].process.send_signal(number)
+            # Not Popen.send_signal, which reaps: until `collect` has seen it, a dead child stays and its id stays ours.
+            os.kill(self._children[name].process.pid, number)
 
     def kill(self, name: str) -> None:
         """SIGKILL to the child's whole process group."""

@@ -192,6 +192,7 @@ def _schedule(state: State, heard: Exited, cause: Cause) -> Step:
         action=f"started again as attempt {process.attempt + 1}",
         died_at=heard.now - heard.detected_seconds,
         detected_seconds=heard.detected_seconds,
+        after_attempt=process.spawned,
     )
     # A death during recovery closes the earlier one: each death has its own record.
     closed = (_recovered(heard.name, process.pending, lost_steps=0, first_step=None),) if process.pending else ()
@@ -242,7 +243,9 @@ def _progress(state: State, name: str, reached: int) -> State:
 def _attempt_started(state: State, event: AttemptStarted) -> Step:
     # Drivers restart ranks on their own and count attempts as they do; the next one of ours must lie above.
     process = state.processes[event.learner]
-    state = _put(state, event.learner, replace(process, attempt=max(process.attempt, event.attempt)))
+    state = _put(
+        state, event.learner, replace(process, attempt=max(process.attempt, event.attempt), spawned=event.attempt)
+    )
     if state.status != "preparing":
         return state, ()
     return replace(state, status="running"), (Emit(RunStatus(time=0.0, source=_SOURCE, status="running")),)
@@ -259,7 +262,7 @@ def _restored(state: State, event: Restored) -> State:
 def _stepped(state: State, event: StepMetrics, now: float) -> Step:
     process = state.processes[event.learner]
     pending = process.pending
-    if pending is None or not process.running or event.attempt < process.attempt:
+    if pending is None or event.attempt <= pending.after_attempt:
         return state, ()
     state = _put(state, event.learner, replace(process, pending=None))
     lost = pending.lost_samples // state.batch

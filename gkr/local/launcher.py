@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,13 +29,17 @@ _POLL_SECONDS = 0.02
 def create_run(plan: Plan, *, root: Path) -> Run:
     """The run's folder with its plan, not started yet."""
     folder = (root / plan.experiment / plan.run).absolute()
+    made = False
     try:
         folder.mkdir(parents=True)
+        made = True
         for name in _FOLDERS:
             (folder / name).mkdir()
         write_atomically(folder / "plan.json", plan.model_dump_json(indent=1))
         link_atomically(root / "latest", Path(plan.experiment) / plan.run)
     except OSError as error:
+        if made:  # half a run would be in the way of everything that lists runs
+            shutil.rmtree(folder, ignore_errors=True)
         raise _cannot_write(error, folder) from error
     return Run(experiment=plan.experiment, name=plan.run, path=folder, created=time.time())
 

@@ -60,6 +60,8 @@ class PendingRecovery:
     action: str
     died_at: float
     detected_seconds: float
+    after_attempt: int = 0
+    """The last attempt whose ranks ran before the death; only steps of a later one are new."""
     lost_samples: int = 0
 
 
@@ -68,6 +70,9 @@ class Process:
     """A driver or the syncer: one logical process over all its restarts."""
 
     attempt: int
+    """Number of the latest start, never below an attempt that a driver made itself."""
+    spawned: int = 0
+    """The last attempt whose ranks a driver started; a driver that dies early makes none."""
     running: bool = False
     finished: bool = False
     told: bool = False

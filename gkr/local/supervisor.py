@@ -1,8 +1,8 @@
 """The process that owns a run on this machine: `python -m gkr.local.supervisor RUN_DIR`.
 
-Promises: every child is known by process id and dies with it; each death is answered by `gkr.local.fate`; the run's last
-status event tells its fate and so does the exit code; then summary and report are written. One thread, one loop, no wait
-longer than `_TICK_SECONDS`. Must not decide.
+Promises: every child is known by process id and dies with it; each death is answered by `gkr.local.fate`; the run's
+last status event tells its fate and so does the exit code; then summary and report are written. One thread, one loop,
+no wait longer than `_TICK_SECONDS`. Must not decide.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from gkr.local import fate
-from gkr.local.children import Children
+from gkr.local.children import Children, Gone
 from gkr.local.commands import Commands, ProductCommands
 from gkr.local.environment import child_environment
 from gkr.local.files import write_atomically
@@ -51,6 +52,8 @@ from spec.events import AttemptStarted, Event, Note, RunStatus
 from spec.plan import Plan
 
 _TICK_SECONDS = 0.25
+_FULL_BYTES = 64 * 1024
+"""With less than this free (nearly all of it our own reserve), a process that failed did so for want of space."""
 
 
 class Supervisor:
@@ -104,7 +107,7 @@ class Supervisor:
         endpoints = self._published_endpoints()
         if endpoints is not None:
             heard.append(Serving(now, endpoints))
-        heard += [Exited(now, one.name, one.code, one.detected_seconds, one.last_line) for one in gone]
+        heard += [Exited(now, one.name, one.code, one.detected_seconds, self._last_words(one)) for one in gone]
         hard = self._asked_to_cancel()
         if hard is not None and hard != self._cancelled:
             self._cancelled = hard
@@ -170,6 +173,16 @@ class Supervisor:
             except OSError:
                 return  # the disk is full; the traceback above is all we can leave
 
+    def _last_words(self, gone: Gone) -> str:
+        """What a child wrote last; on a full disk it could not write, and that is the reason then."""
+        try:
+            space = os.statvfs(self._folder)
+        except OSError as error:
+            return f"{error}"
+        if gone.code != 0 and space.f_bavail * space.f_frsize < _FULL_BYTES:
+            return f"No space left on device for {self._folder}"
+        return gone.last_line
+
     def _published_endpoints(self) -> Endpoints | None:
         syncer = self._state.syncer
         if syncer is None or syncer.serve_deadline is None:
@@ -198,22 +211,25 @@ class _Wakeup:
 
     def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
         self._handler = handler
+        self._former: dict[signal.Signals, Any] = {}
         self._receive, self._send = socket.socketpair()
-        self._receive.setblocking(False)
-        self._send.setblocking(False)
+        for end in (self._receive, self._send):
+            end.setblocking(False)  # noqa: FBT003 the socket module's own signature
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._receive, selectors.EVENT_READ)
 
     def __enter__(self) -> _Wakeup:
         for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, self._handler)
+            self._former[number] = signal.signal(number, self._handler)
         for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # those are for the terminal that watches
+            self._former[number] = signal.signal(number, signal.SIG_IGN)  # those are for the terminal that watches
         signal.set_wakeup_fd(self._send.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
         signal.set_wakeup_fd(-1)
+        for number, former in self._former.items():
+            signal.signal(number, former)
         self._selector.close()
         self._receive.close()
         self._send.close()

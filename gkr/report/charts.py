@@ -1,7 +1,8 @@
 """Line and bar charts as inline SVG that takes its colours from the page.
 
-matplotlib draws with marker colours that are replaced by CSS variables afterwards, so one drawing serves light and dark. Names from a run
-never reach matplotlib (legends are HTML): what it draws as text is ours. The same input gives the same bytes.
+matplotlib draws with marker colours that are replaced by CSS variables afterwards, so one drawing serves light and
+dark. Names from a run never reach matplotlib (legends are HTML): what it draws as text is ours. The same input gives
+the same bytes.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from gkr.report.markup import Html, el, escape, join
-from gkr.report.words import clock, clock_step
+from gkr.report.words import clock, clock_step, percent
 
 PALETTE = 6
 """Learner colours before they repeat (variables --l0 .. --l5 of the style sheet)."""
 
-_SENTINELS = {"#0a0b01": "currentColor", "#0a0b02": "var(--grid)", "#0a0b03": "var(--merged)", "#0a0b04": "var(--bad)"}
-_SENTINELS |= {f"#0a0c0{i}": f"var(--l{i})" for i in range(PALETTE)}
+_SENTINELS = {
+    "#0a0b01": "currentColor",
+    "#0a0b02": "var(--grid)",
+    "#0a0b03": "var(--merged)",
+    **{f"#0a0c0{i}": f"var(--l{i})" for i in range(PALETTE)},
+}
 _STEPS = [1, 2, 2.5, 5, 10]
-_TEXT, _GRID, _MERGED, _BAD = list(_SENTINELS)[:4]
+_TEXT, _GRID, _MERGED = list(_SENTINELS)[:3]
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Line:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    color: int | Literal["merged", "bad"]
+    color: int | Literal["merged"]
     """Index of a learner, or a role."""
     style: Literal["solid", "dashed", "points"] = "solid"
     faint: bool = False
@@ -52,7 +57,8 @@ class Chart:
     from_zero: bool = False
     marks: Sequence[float] = ()
     """Thin vertical lines, for example at outer rounds."""
-    y_ticks: Callable[[float], str] | None = None
+    shares: bool = False
+    """y is a share and reads as per cent."""
     seconds: float | None = None
     """x is time since the start of a run that took so long: the axis spans the run and reads as a clock."""
     most_points: int = 300
@@ -126,7 +132,7 @@ def _spoken(chart: Chart, lines: Sequence[Line]) -> str:
 def _color(color: int | str) -> str:
     if isinstance(color, int):
         return f"#0a0c0{color % PALETTE}"
-    return _MERGED if color == "merged" else _BAD
+    return _MERGED
 
 
 def _draw_lines(axes: Any, *, chart: Chart, lines: Sequence[Line]) -> None:
@@ -176,7 +182,19 @@ def _log_axis(axes: Any, *, low: float, high: float) -> None:
     ]
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+
+
+def _plain(value: float, _: int | None) -> str:
+    return f"{value:g}"
+
+
+def _percent(value: float, _: int | None) -> str:
+    return percent(value, digits=0)
+
+
+def _clock(value: float, _: int | None) -> str:
+    return clock(value)
 
 
 def _finish(axes: Any, *, chart: Chart) -> None:
@@ -189,15 +207,13 @@ def _finish(axes: Any, *, chart: Chart) -> None:
     if chart.seconds is not None:
         axes.set_xlim(0, max(chart.seconds, 1e-9))
         axes.xaxis.set_major_locator(MultipleLocator(clock_step(chart.seconds, most=6)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: clock(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(_clock))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1, steps=_STEPS))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
     if axes.get_yscale() == "linear":
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=_STEPS))
-        axes.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: chart.y_ticks(value) if chart.y_ticks else f"{value:g}")
-        )
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent if chart.shares else _plain))
     axes.grid(visible=True, axis="y", color=_GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=4)
@@ -212,10 +228,19 @@ def _svg(draw: Callable[[Any], None], *, key: str, title: str) -> Html:
     from matplotlib.figure import Figure
 
     settings: dict[str, Any] = {
-        "svg.hashsalt": key, "svg.fonttype": "none", "font.size": 10, "axes.labelsize": 10, "text.color": _TEXT, "axes.labelcolor": _TEXT,
-        "xtick.color": _TEXT, "ytick.color": _TEXT, "axes.edgecolor": _GRID, "path.simplify": True, "font.family": ["DejaVu Sans"],
-    }  # fmt: skip
-    with mpl.rc_context(settings):
+        "svg.hashsalt": key,
+        "svg.fonttype": "none",
+        "font.size": 10,
+        "axes.labelsize": 10,
+        "text.color": _TEXT,
+        "axes.labelcolor": _TEXT,
+        "xtick.color": _TEXT,
+        "ytick.color": _TEXT,
+        "axes.edgecolor": _GRID,
+        "path.simplify": True,
+        "font.family": ["DejaVu Sans"],
+    }
+    with mpl.rc_context(cast(Any, settings)):
         figure = Figure(figsize=(5.2, 2.75), layout="constrained")
         figure.patch.set_visible(False)
         axes = figure.add_subplot()

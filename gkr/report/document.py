@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gkr.report.markup import Html, el, empty, join, section
 from gkr.report.record import RunRecord, guarded, read_record
+from gkr.report.script import SCRIPT
 from gkr.report.sections.config import configuration, versions
 from gkr.report.sections.gallery import gallery
 from gkr.report.sections.headline import headline, notes, tiles
@@ -17,7 +18,6 @@ from gkr.report.sections.health import ledger, preflight, recoveries
 from gkr.report.sections.service import service
 from gkr.report.sections.sync import sync
 from gkr.report.sections.training import losses, throughput
-from gkr.report.script import SCRIPT
 from gkr.report.style import STYLE
 
 _SECTIONS: tuple[tuple[str, str, Callable[[RunRecord], Html]], ...] = (
@@ -35,7 +35,10 @@ _SECTIONS: tuple[tuple[str, str, Callable[[RunRecord], Html]], ...] = (
 
 
 def build(run_dir: Path) -> Path:
-    """Write `report.html` into the run's folder from what lies there, and return its path. Raises NotFoundError for a missing folder only."""
+    """Write `report.html` into the run's folder from what lies there, and return its path.
+
+    Raises NotFoundError for a missing folder only.
+    """
     target = run_dir / "report.html"
     page = render(read_record(run_dir))
     draft = run_dir / f".report.{os.getpid()}.tmp"
@@ -50,10 +53,9 @@ def build(run_dir: Path) -> Path:
 def render(record: RunRecord) -> str:
     """The whole page. The same record gives the same text."""
     drawn = [_drawn(record, anchor=anchor, title=title, draw=draw) for anchor, title, draw in _SECTIONS]
+    top = guarded(lambda: join(headline(record), tiles(record)), what="headline", problems=record.problems)
     contents = el("nav", (el("a", title, href=f"#{anchor}") for anchor, title, _ in _SECTIONS), aria_label="Contents")
-    body = el(
-        "body", el("main", headline(record), tiles(record), contents, notes(record), *drawn), el("script", Html(SCRIPT))
-    )
+    body = el("body", el("main", top, contents, notes(record), *drawn), el("script", Html(SCRIPT)))
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -69,7 +71,10 @@ def render(record: RunRecord) -> str:
 def _policy() -> str:
     """Nothing may be loaded from anywhere, and no script may run but ours: a second wall behind the escaping."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri"
+        " 'none'; form-action 'none'"
+    )
 
 
 def _drawn(record: RunRecord, *, anchor: str, title: str, draw: Callable[[RunRecord], Html]) -> Html:

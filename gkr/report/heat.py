@@ -1,4 +1,7 @@
-"""How full queues were over time: one strip per rank, darker where more waited. Lines of many ranks would hide each other."""
+"""How full queues were over time.
+
+One strip per rank, darker where more waited. Lines of many ranks would hide each other.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
 """When a learner trained, waited, applied, or was being restarted: intervals worked out from events. Pure.
 
-Events tell ends and durations; starts follow from them. A learner is taken to train between its first and last sign of life of an attempt;
-everything else is laid over that. A synchronisation ends at the learner's `applied` event: before it lies the time for taking over the
-weights, before that the wait, before that the snapshot (how much of each: growth of the learner's own counters around that moment).
+Events tell ends and durations; starts follow from them. A learner is taken to train between its first and last sign of
+life of an attempt; everything else is laid over that. A synchronisation ends at the learner's `applied` event: before
+it lies the time for taking over the weights, before that the wait, before that the snapshot (how much of each: growth
+of the learner's own counters around that moment).
 """
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -76,10 +80,12 @@ def _learner_lane(record: RunRecord, *, name: str, index: int) -> Lane:
             Span("starting", record.start, first, "before the first step: dataset, preflight, start of processes")
         )
     spans += _restarts(record, name=name, started=started, steps=steps)
+    attempts: dict[int, list[StepMetrics]] = defaultdict(list)
+    for one in steps:
+        attempts[one.attempt].append(one)
     for one in applied:
-        spans += _synchronisation(
-            one, steps=[step for step in steps if _same_attempt(step, applied=one, started=started)]
-        )
+        current = [attempt.attempt for attempt in started if attempt.time <= one.time]
+        spans += _synchronisation(one, steps=attempts[current[-1]] if current else steps)
     return Lane(
         name=name,
         learner=index,
@@ -108,7 +114,10 @@ def _attempt(
 
 
 def _first_step(steps: Sequence[StepMetrics], *, default: float) -> float:
-    """When the first step began: the first event tells of several steps, the distance of the first two tells of how many."""
+    """When the first step began.
+
+    The first event tells of several steps, the distance of the first two tells of how many.
+    """
     if not steps:
         return default
     logged = steps[1].step - steps[0].step if len(steps) > 1 else 1
@@ -118,11 +127,11 @@ def _first_step(steps: Sequence[StepMetrics], *, default: float) -> float:
 def _restarts(
     record: RunRecord, *, name: str, started: Sequence[AttemptStarted], steps: Sequence[StepMetrics]
 ) -> list[Span]:
-    """From the death of an attempt (its end less the time until it was noticed) to the first sign of life of the next."""
+    """From the death of an attempt (its end less the time until it was noticed) to the first step of the next."""
     spans: list[Span] = []
     recoveries = [one for one in record.of(Recovery) if one.learner == name and one.first_step_seconds is not None]
     ended = {one.attempt: one for one in record.of(AttemptEnded) if one.learner == name}
-    for before, after in zip(started, started[1:], strict=False):
+    for before, after in itertools.pairwise(started):
         end = ended.get(before.attempt)
         death = end.time if end else after.time
         alive = [one for one in steps if one.attempt == after.attempt and one.time > after.time]
@@ -130,7 +139,7 @@ def _restarts(
         match = min((one for one in recoveries if one.time >= death - 1), key=lambda one: one.time, default=None)
         if match is not None and match.time <= back + 30:
             death -= match.detected_seconds
-            back = min(back, death + (match.first_step_seconds or 0)) if match.first_step_seconds else back
+            back = death + match.first_step_seconds if match.first_step_seconds is not None else back
         cause = end.cause if end else "unknown cause"
         spans.append(
             Span("restarting", death, back, f"restart after {cause}, attempt {before.attempt} to {after.attempt}")
@@ -138,18 +147,12 @@ def _restarts(
     return spans
 
 
-def _same_attempt(step: StepMetrics, *, applied: Applied, started: Sequence[AttemptStarted]) -> bool:
-    current = [one.attempt for one in started if one.time <= applied.time]
-    return not current or step.attempt == current[-1]
-
-
 def _synchronisation(applied: Applied, *, steps: Sequence[StepMetrics]) -> list[Span]:
-    before = [one for one in steps if one.time <= applied.time]
-    after = [one for one in steps if one.time > applied.time]
+    at = bisect_right(steps, applied.time, key=lambda one: one.time)
 
     def growth(cause: str) -> float:
-        start = before[-1].blocked_seconds.get(cause, 0.0) if before else 0.0
-        return max(0.0, after[0].blocked_seconds.get(cause, 0.0) - start) if after else 0.0
+        start = steps[at - 1].blocked_seconds.get(cause, 0.0) if at else 0.0
+        return max(0.0, steps[at].blocked_seconds.get(cause, 0.0) - start) if at < len(steps) else 0.0
 
     adopt = applied.time - growth("apply")
     wait = adopt - applied.waited_seconds

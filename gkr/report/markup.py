@@ -1,7 +1,7 @@
 """HTML from nested calls, escaped by construction.
 
-Only `Html` values pass as they are; every other text that reaches an element or an attribute is escaped. No other module of the report
-writes angle brackets around something that a run said.
+Only `Html` values pass as they are; every other text that reaches an element or an attribute is escaped. No other
+module of the report writes angle brackets around something that a run said.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Html(str):
     __slots__ = ()
 
 
-Child: TypeAlias = "Html | str | int | float | None | Iterable[Child]"
+Child: TypeAlias = "Html | str | int | float | Iterable[Child] | None"
 
 
 def escape(text: object) -> Html:
@@ -46,7 +46,9 @@ def join(*children: Child) -> Html:
 
 
 def el(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """One element. A trailing underscore of an attribute name is dropped (`class_`), inner ones become dashes; None and False leave it out."""
+    """One element. A trailing underscore of an attribute name is dropped (`class_`), inner ones become dashes; None and
+    False leave it out.
+    """
     written: list[str] = []
     for key, value in attributes.items():
         if value is None or value is False:
@@ -66,7 +68,10 @@ def section(title: str, *children: Child, anchor: str, lead: Child = None) -> Ht
 def table(
     heads: Iterable[str], rows: Iterable[Iterable[Child]], *, numeric: Iterable[int] = (), class_: str = ""
 ) -> Html:
-    """A table whose rows become cards on a phone (unless its class says `narrow`); `numeric` names the columns that align right."""
+    """A table whose rows become cards on a phone (unless its class says `narrow`).
+
+    `numeric` names the columns that align right.
+    """
     names, right = list(heads), set(numeric)
 
     def align(column: int) -> str | None:
@@ -76,7 +81,7 @@ def table(
     body = (
         el("tr", (el("td", el("span", cell), data_label=names[i], class_=align(i)) for i, cell in enumerate(row)))
         for row in rows
-    )  # fmt: skip
+    )
     return el("div", el("table", el("thead", head), el("tbody", body), class_=class_ or None), class_="table")
 
 

@@ -1,7 +1,7 @@
 """Sample pictures of a run as PNG data URIs.
 
-Files are read without pickle, only from inside the run's folder, and only as uint8 [count, height, width, channels] with one or three
-channels. PNG is written here because the report needs nothing of an imaging library but this.
+Files are read without pickle, only from inside the run's folder, and only as uint8 [count, height, width, channels]
+with one or three channels. PNG is written here because the report needs nothing of an imaging library but this.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
 
-LARGEST_SIDE = 64
-"""Pictures are averaged down to at most this many pixels a side; the originals stay beside the report."""
+SIDES = (64, 48, 32, 24, 16)
+"""Pictures are averaged down to at most so many pixels a side; the originals stay beside the report."""
 
 
 class PixelsError(Exception):
@@ -43,21 +43,21 @@ def read_pixels(relative: str, *, folder: Path) -> Pixels:
     return array
 
 
-def shrink(image: Pixels) -> Pixels:
-    """One picture [height, width, channels] averaged over whole blocks to at most LARGEST_SIDE a side."""
-    factor = -(-max(image.shape[:2]) // LARGEST_SIDE)
+def shrink(image: Pixels, *, side: int) -> Pixels:
+    """One picture [height, width, channels] averaged over whole blocks to at most `side` pixels a side."""
+    factor = -(-max(image.shape[:2]) // side)
     if factor <= 1:
         return image
-    height, width = (max(1, side // factor) for side in image.shape[:2])
+    height, width = (max(1, length // factor) for length in image.shape[:2])
     blocks = image[: height * factor, : width * factor].reshape(
         height, -1, width, min(factor, image.shape[1]), image.shape[2]
     )
     return blocks.mean(axis=(1, 3)).round().astype(np.uint8)
 
 
-def data_uri(image: Pixels) -> str:
-    """One picture [height, width, channels] as a PNG data URI."""
-    small = np.ascontiguousarray(shrink(image))
+def data_uri(image: Pixels, *, side: int = SIDES[0]) -> str:
+    """One picture [height, width, channels] as a PNG data URI, at most `side` pixels a side."""
+    small = np.ascontiguousarray(shrink(image, side=side))
     height, width, channels = small.shape
     rows = small.reshape(height, width * channels)
     raw = np.concatenate([np.zeros((height, 1), dtype=np.uint8), rows], axis=1).tobytes()  # filter 0 before each row

@@ -1,7 +1,7 @@
 """What a run's folder says, read leniently.
 
-Every piece may be missing, torn or damaged: each loss becomes one line in `problems`, never an exception. Only a folder that does not exist
-is an error.
+Every piece may be missing, torn or damaged: each loss becomes one line in `problems`, never an exception. Only a folder
+that does not exist is an error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from spec.base import Record
 from spec.errors import NotFoundError
 from spec.events import AttemptStarted, Event, RunStatus, read_event
+from spec.fold import fold
 from spec.plan import Plan
 from spec.summary import Summary
 
@@ -42,7 +43,10 @@ class RunRecord:
 
     @cached_property
     def learners(self) -> list[str]:
-        """Names in the plan's order, then any other that events mention: the order of colours everywhere in the report."""
+        """Names in the plan's order, then any other that events mention.
+
+        The order of colours everywhere in the report.
+        """
         names = [one.name for one in self.plan.learners] if self.plan else []
         names += [one.name for one in self.summary.learners] if self.summary else []
         names += [one.learner for one in self.of(AttemptStarted)]
@@ -95,8 +99,6 @@ def read_record(folder: Path) -> RunRecord:
     events = tuple(sorted(_events(folder / "events.jsonl", problems=problems), key=lambda one: one.time))
     summary = _document(folder / "summary.json", model=Summary, problems=problems)
     if summary is None and plan is not None:
-        from spec.fold import fold
-
         summary = guarded(
             lambda: fold(events, plan), what="summary could not be folded from the events", problems=problems
         )

@@ -149,7 +149,10 @@ def _latest(
 
 
 def samples_per_second(record: RunRecord) -> Curve:
-    """All learners together: samples whose steps committed, per stretch of wall time (several seconds: events come every few steps)."""
+    """All learners together.
+
+    Samples whose steps committed, per stretch of wall time (several seconds: events come every few steps).
+    """
     seconds = record.end - record.start
     buckets = max(6, min(60, int(seconds / 6)))
     if seconds <= 0:

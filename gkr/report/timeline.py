@@ -41,9 +41,15 @@ def _row(lane: Lane, *, start: float, seconds: float) -> Html:
         aria_label=f"timeline of {lane.name}",
     )
     marks = (
-        el("i", class_="mark", title=one.label, style=f"left:{_share(one.time - start, seconds) * 100:.2f}%", tabindex="0")
+        el(
+            "i",
+            class_="mark",
+            title=one.label,
+            style=f"left:{_share(one.time - start, seconds) * 100:.2f}%",
+            tabindex="0",
+        )
         for one in lane.marks
-    )  # fmt: skip
+    )
     return el(
         "div",
         el("span", lane.name, class_="lane-name"),

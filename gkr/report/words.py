@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-MISSING = "–"
+MISSING = "\N{EN DASH}"
 
 
 def duration(seconds: float | None) -> str:

@@ -1,4 +1,7 @@
-"""Evaluation of generated images against held-out real ones: label accuracy, Frechet distance, distance to the training images."""
+"""Evaluation of generated images against held-out real ones.
+
+Label accuracy, Frechet distance, and distance to the training images.
+"""
 
 from services.evaluate.service import EvaluateService
 

@@ -8,7 +8,7 @@ real images is reported beside every score.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import cast
 
@@ -60,7 +60,7 @@ class Classifier(nn.Module):
 
 
 def train_classifier(pixels: NDArray[np.uint8], *, labels: NDArray[np.int64], num_labels: int) -> Classifier:
-    """Train on [images, height, width, channels]; deterministic, leaves torch's global random state and threads as they were."""
+    """Train on [images, height, width, channels]; deterministic; leaves torch's own random state and threads alone."""
     with _own_torch_state(_SEED):
         model = Classifier(channels=pixels.shape[3], labels=num_labels).train()
         images, targets = torch.from_numpy(pixels.copy()), torch.from_numpy(labels.copy())
@@ -72,7 +72,7 @@ def train_classifier(pixels: NDArray[np.uint8], *, labels: NDArray[np.int64], nu
                 loss.backward()
                 optimizer.step(_learning_rate(done / steps))
                 done += 1
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def read_out(model: Classifier, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -93,7 +93,7 @@ def accuracy(predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
 
 
 class _AdamW:
-    """AdamW from torch's functional form: the class of torch.optim imports the compiler, which takes seconds on a small machine."""
+    """AdamW from torch's functional form: the class in torch.optim imports the compiler, which takes seconds."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -106,9 +106,21 @@ class _AdamW:
         """Update with the gradients that are there, then drop them."""
         gradients = [cast("Tensor", one.grad) for one in self._parameters]
         adamw(
-            [one.data for one in self._parameters], gradients, self._first, self._second, [], self._steps, foreach=True,
-            amsgrad=False, maximize=False, beta1=0.9, beta2=0.99, eps=1e-8, lr=learning_rate, weight_decay=_WEIGHT_DECAY,
-        )  # fmt: skip
+            [one.data for one in self._parameters],
+            gradients,
+            self._first,
+            self._second,
+            [],
+            self._steps,
+            foreach=True,
+            amsgrad=False,
+            maximize=False,
+            beta1=0.9,
+            beta2=0.99,
+            eps=1e-8,
+            lr=learning_rate,
+            weight_decay=_WEIGHT_DECAY,
+        )
         for one in self._parameters:
             one.grad = None
 
@@ -129,7 +141,7 @@ def _shifted(images: Tensor) -> Tensor:
 
 
 @contextmanager
-def _own_torch_state(seed: int) -> Iterator[None]:
+def _own_torch_state(seed: int) -> Generator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -38,7 +38,8 @@ def fit(features: NDArray[np.floating]) -> Gaussian:
         raise ValueError("features contain NaN or infinity")
     mean = values.mean(axis=0)
     centred = (values - mean) / np.sqrt(len(values) - 1)
-    return Gaussian(mean=mean, factor=np.linalg.qr(centred, mode="r"))
+    factor = np.asarray(np.linalg.qr(centred, mode="r"), dtype=np.float64)
+    return Gaussian(mean=mean, factor=factor)
 
 
 def distance(first: Gaussian, second: Gaussian) -> float:

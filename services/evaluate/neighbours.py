@@ -11,7 +11,8 @@ _BLOCK_BYTES = 32 * 2**20
 def nearest_distances(images: NDArray[np.uint8], *, references: NDArray[np.uint8]) -> NDArray[np.float64]:
     """L2 distance in pixels scaled to [0, 1] from each image to its nearest reference; [images].
 
-    Exact: pixels are integers, so the expanded square below loses nothing and a copy has distance 0. Memory stays bounded by blocks.
+    Exact: pixels are integers, so the expanded square below loses nothing and a copy has distance 0. Blocks bound the
+    memory.
     """
     if images.shape[1:] != references.shape[1:]:
         raise ValueError(f"images are {images.shape[1:]}, references {references.shape[1:]}")

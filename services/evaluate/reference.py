@@ -59,7 +59,7 @@ def load_split(uri: str, *, manifest: Manifest, split: Split) -> Images:
 
 
 def halves(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Two disjoint index sets with the same number of every label, each ordered so that any prefix has a balanced mix."""
+    """Two disjoint index sets with equal numbers of every label, each in an order of which any prefix is balanced."""
     rank = _rank_in_label(labels)
     pairs = 2 * (np.bincount(labels) // 2)
     used = rank < pairs[labels]
@@ -69,7 +69,7 @@ def halves(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def balanced_choice(pixels: NDArray[np.uint8], *, labels: Sequence[int], count: int) -> NDArray[np.int64]:
-    """Indices of `count` images with a balanced mix of labels, chosen by content: the order they came in does not matter."""
+    """Indices of `count` images with a balanced mix of labels, chosen by content: their order does not matter."""
     digests = [hashlib.sha256(image.tobytes()).digest() for image in pixels]
     by_content = sorted(range(len(pixels)), key=lambda i: (labels[i], digests[i]))
     seen: Counter[int] = Counter()

@@ -68,7 +68,8 @@ class Yardstick:
         shape = (manifest.image_height, manifest.image_width, manifest.image_channels)
         if images.ndim != 4 or images.shape[1:] != shape or images.dtype != np.uint8:
             raise RefusedError(
-                f"images are {images.dtype} {list(images.shape)}, dataset {manifest.name!r} has uint8 [images, {', '.join(map(str, shape))}]",
+                f"images are {images.dtype} {list(images.shape)},"
+                f" dataset {manifest.name!r} has uint8 [images, {', '.join(map(str, shape))}]",
                 hint="score the images against the manifest that the model was trained on",
             )
         if len(labels) != len(images):
@@ -124,14 +125,14 @@ def _cached_classifier(manifest: Manifest, *, train: Images, cache_dir: Path) ->
     except (SafetensorError, RuntimeError) as error:  # RuntimeError: tensors of other names or shapes
         log.warning("%s does not read back (%s); training the classifier again", path, error)
     else:
-        return model.eval().requires_grad_(False)
+        return model.eval().requires_grad_(requires_grad=False)
     model = train_classifier(train.pixels, labels=train.labels, num_labels=len(manifest.labels))
     _write_whole(path, data=save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}))
     return model
 
 
 def _write_whole(path: Path, *, data: bytes) -> None:
-    """Under its final name the file is whole; of two replicas that trained at once the last rename wins, with equal bytes."""
+    """Under its final name the file is whole; of two replicas that trained at once the last rename wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as file:
         try:

@@ -18,7 +18,7 @@ class Stroke:
     """What was measured."""
 
     weight: float
-    """Mean width of the line in pixels: twice the ink's area over the length of its outline (total variation)."""
+    """Mean width of the line in pixels: the ink's area over the line's length, which is half its outline."""
     slant: float
     """Shear of the ink: columns to the right per row upwards, from second moments; above 0 it leans right."""
     size: float
@@ -38,10 +38,11 @@ def measure(ink: NDArray[np.float64]) -> Stroke:
 
 
 def _outline(ink: NDArray[np.float64]) -> float:
+    """Total variation over the darkest value: blurring a line's edge, or drawing it between two pixels, keeps it."""
     padded = np.pad(ink, 1)
     down = np.diff(padded, axis=0)[:, :-1]
     right = np.diff(padded, axis=1)[:-1, :]
-    return float(np.hypot(down, right).sum())
+    return float(np.hypot(down, right).sum() / ink.max())
 
 
 def _shear(ink: NDArray[np.float64], *, area: float) -> float:

@@ -1,6 +1,7 @@
-"""A run's folder that no run made: SYNTHETIC events with the shapes and sizes of a real one, for tests of whatever reads events.
+"""A run's folder that no run made: SYNTHETIC events with the shapes and sizes of a real one.
 
-Two learners, 16 outer rounds, one killed rank, one killed service replica; the same arguments give the same bytes. Numbers are invented.
+For tests of whatever reads events. Two learners, 16 outer rounds, one killed rank; the same arguments give the same
+bytes. The numbers are invented.
 """
 
 from __future__ import annotations
@@ -17,18 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec import events as ev
+from spec.fold import fold
 from spec.plan import LearnerPlan, NodePlan, Origin, Plan, ServicePlan, SyncerPlan
-from spec.summary import (
-    Blocked,
-    EvaluationSummary,
-    LearnerSummary,
-    Ledger,
-    PreflightSummary,
-    RecoverySummary,
-    ServiceSummary,
-    Summary,
-    SyncSummary,
-)
+from spec.services import ServiceKind
 from spec.sync import SyncConfig
 from spec.train import TrainConfig
 
@@ -36,9 +28,17 @@ Pixels = NDArray[np.uint8]
 START = 1_796_000_000.0
 INNER_STEPS, BATCH, WORLD_SIZE = 25, 64, 2
 _GLYPHS = (
-    "0e11191513110e", "040c040404040e", "0e11010204081f", "1f02040201110e", "02060a121f0202",
-    "1f101e0101110e", "0608101e11110e", "1f010204080808", "0e11110e11110e", "0e11110f01020c",
-)  # fmt: skip
+    "0e11191513110e",
+    "040c040404040e",
+    "0e11010204081f",
+    "1f02040201110e",
+    "02060a121f0202",
+    "1f101e0101110e",
+    "0608101e11110e",
+    "1f010204080808",
+    "0e11110e11110e",
+    "0e11110f01020c",
+)
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -46,9 +46,14 @@ def synthetic_plan(*, names: tuple[str, ...] = ("east", "central"), rounds: int 
     """A plan as `resolve` writes it for the local backend."""
     learners = [_learner(name, index=i) for i, name in enumerate(names)]
     syncer = SyncerPlan(
-        cluster="local-0", control_port=0, bulk_port=0, store="file:///work/sync", config=SyncConfig(inner_steps=INNER_STEPS),
-        target_samples=rounds * len(names) * INNER_STEPS * BATCH, round_samples=INNER_STEPS * BATCH,
-    )  # fmt: skip
+        cluster="local-0",
+        control_port=0,
+        bulk_port=0,
+        store="file:///work/sync",
+        config=SyncConfig(inner_steps=INNER_STEPS),
+        target_samples=rounds * len(names) * INNER_STEPS * BATCH,
+        round_samples=INNER_STEPS * BATCH,
+    )
     return Plan(
         experiment="digits",
         run="20261130-143300-k3v9",
@@ -64,26 +69,36 @@ def _learner(name: str, *, index: int) -> LearnerPlan:
     node = NodePlan(
         name="node-0", group="trainer", machine="cpu-local", ranks=WORLD_SIZE, cpu=1.0, memory=2 * 2**30, shm=2**28
     )
-    kinds = (
+    kinds: tuple[tuple[str, ServiceKind], ...] = (
         (("encoder", "encode"), ("sampler", "sample"), ("judge", "evaluate"))
         if index == 0
         else (("encoder", "encode"),)
     )
     services = [
-        ServicePlan(name=service, kind=kind, replicas=1, cpu=0.5, memory=2**30, queue_depth=8, max_batch=64) for service, kind in kinds
-    ]  # fmt: skip
+        ServicePlan(name=service, kind=kind, replicas=1, cpu=0.5, memory=2**30, queue_depth=8, max_batch=64)
+        for service, kind in kinds
+    ]
     return LearnerPlan(
-        name=name, cluster=f"local-{index}", region=f"local-{index}", gpu=None, nodes=[node], world_size=WORLD_SIZE, services=services,
-        data_manifest=f"file:///work/buckets/local-{index}/data/digits/manifest.json", data_source="digits",
+        name=name,
+        cluster=f"local-{index}",
+        region=f"local-{index}",
+        gpu=None,
+        nodes=[node],
+        world_size=WORLD_SIZE,
+        services=services,
+        data_manifest=f"file:///work/buckets/local-{index}/data/digits/manifest.json",
+        data_source="digits",
         checkpoints=f"file:///work/buckets/local-{index}/checkpoints",
-    )  # fmt: skip
+    )
 
 
 def _origins() -> list[Origin]:
     defaults = TrainConfig().model_dump(mode="json")
     found = [
-        Origin(path=f"train.{key}", value=json.dumps(value), origin="default") for key, value in defaults.items() if not isinstance(value, dict)
-    ]  # fmt: skip
+        Origin(path=f"train.{key}", value=json.dumps(value), origin="default")
+        for key, value in defaults.items()
+        if not isinstance(value, dict)
+    ]
     found += [
         Origin(path=f"train.model.{key}", value=json.dumps(value), origin="default")
         for key, value in defaults["model"].items()
@@ -107,6 +122,8 @@ class _Writer:
     events: list[Any] = field(default_factory=list[Any])
     blocked: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     attempt: dict[str, int] = field(default_factory=dict[str, int])
+    restored: dict[str, int] = field(default_factory=dict[str, int])
+    """Samples behind a learner at its last restart."""
     requests: int = 0
 
     def say(self, kind: type[Any], *, at: float, source: str, **fields: Any) -> None:
@@ -170,22 +187,43 @@ class _Writer:
         for step in range(5, INNER_STEPS + 1, 5):
             at += 5 / rate
             done = (number - 1) * INNER_STEPS + step
-            if name == self.names[-1] and number == 8 and step == 15 and len(self.names) > 1:
+            if len(self.names) > 1 and name == list(self.names)[-1] and number == 8 and step == 15:
                 at = self.restart(name, step=done - 5, at=at)
             self.blocked[name]["data"] += self.random.uniform(0, 0.004)
             self.blocked[name]["encode"] += self.random.uniform(0, 0.03) / number
             self.say(
-                ev.StepMetrics, at=at, source=f"rank/{name}/0", learner=name, attempt=self.attempt[name], step=done, position=done * BATCH, round=number - 1,
-                loss=0.16 + 1.1 * math.exp(-done / 45) + self.random.gauss(0, 0.012), gradient_norm=0.4 + 2 * math.exp(-done / 60) + self.random.random() * 0.2,
-                learning_rate=2e-3 * min(1, done / 40) * (0.525 + 0.475 * math.cos(math.pi * done / (self.rounds * INNER_STEPS))),
-                steps_per_second=rate * self.random.uniform(0.96, 1.03), samples_per_second=rate * BATCH * self.random.uniform(0.96, 1.03),
-                loader_queue=self.random.choice((2, 3, 3, 4, 4)), blocked_seconds=dict(self.blocked[name]), memory_bytes=410_000_000,
-            )  # fmt: skip
+                ev.StepMetrics,
+                at=at,
+                source=f"rank/{name}/0",
+                learner=name,
+                attempt=self.attempt[name],
+                step=done,
+                position=done * BATCH,
+                round=number - 1,
+                loss=0.16 + 1.1 * math.exp(-done / 45) + self.random.gauss(0, 0.012),
+                gradient_norm=0.4 + 2 * math.exp(-done / 60) + self.random.random() * 0.2,
+                learning_rate=2e-3
+                * min(1, done / 40)
+                * (0.525 + 0.475 * math.cos(math.pi * done / (self.rounds * INNER_STEPS))),
+                steps_per_second=rate * self.random.uniform(0.96, 1.03),
+                samples_per_second=rate * BATCH * self.random.uniform(0.96, 1.03),
+                loader_queue=self.random.choice((2, 3, 3, 4, 4)),
+                blocked_seconds=dict(self.blocked[name]),
+                memory_bytes=410_000_000,
+            )
             self.service("encoder", name, at=at, scale=1 + 6 / number)
         self.say(
-            ev.CheckpointSaved, at=at, source=f"rank/{name}/0", learner=name, attempt=self.attempt[name], step=number * INNER_STEPS,
-            path=f"file:///work/checkpoints/{number * INNER_STEPS}", bytes=3_800_000, blocked_seconds=0.006 + self.random.random() * 0.004, seconds=0.21,
-        )  # fmt: skip
+            ev.CheckpointSaved,
+            at=at,
+            source=f"rank/{name}/0",
+            learner=name,
+            attempt=self.attempt[name],
+            step=number * INNER_STEPS,
+            path=f"file:///work/checkpoints/{number * INNER_STEPS}",
+            bytes=3_800_000,
+            blocked_seconds=0.006 + self.random.random() * 0.004,
+            seconds=0.21,
+        )
         return at
 
     def restart(self, name: str, *, step: int, at: float) -> float:
@@ -201,14 +239,31 @@ class _Writer:
         )
         self.say(ev.AttemptStarted, at=at + 1.2, source=driver, learner=name, attempt=2, epoch=2, world_size=WORLD_SIZE)
         self.say(
-            ev.Restored, at=at + 3.0, source=driver, learner=name, attempt=2, mode="exact", step=step - 10, position=(step - 10) * BATCH, samples_lost=640,
-            checkpoint=f"step-{step - 10}", skipped=[f"step-{step}: part 1 of 2 is missing"],
-        )  # fmt: skip
+            ev.Restored,
+            at=at + 3.0,
+            source=driver,
+            learner=name,
+            attempt=2,
+            mode="exact",
+            step=step - 10,
+            position=(step - 10) * BATCH,
+            samples_lost=640,
+            checkpoint=f"step-{step - 10}",
+            skipped=[f"step-{step}: part 1 of 2 is missing"],
+        )
         self.say(
-            ev.Recovery, at=at + 4.6, source=driver, learner=name, what="rank 1", cause="SIGKILL", action="restarted all ranks from the last checkpoint",
-            detected_seconds=0.28, first_step_seconds=4.6, lost_steps=10,
-        )  # fmt: skip
-        self.attempt[name] = 2
+            ev.Recovery,
+            at=at + 4.6,
+            source=driver,
+            learner=name,
+            what="rank 1",
+            cause="SIGKILL",
+            action="restarted all ranks from the last checkpoint",
+            detected_seconds=0.28,
+            first_step_seconds=4.6,
+            lost_steps=10,
+        )
+        self.attempt[name], self.restored[name] = 2, (step - 10) * BATCH
         self.blocked[name] = dict.fromkeys(self.blocked[name], 0.0)
         return at + 6.0
 
@@ -217,9 +272,21 @@ class _Writer:
         depth = {f"{name}/rank-{rank}": self.random.choice((0, 0, 1, 1, 2, 3)) for rank in range(WORLD_SIZE)}
         p50 = (2.4 + self.random.random()) * scale
         self.say(
-            ev.ServiceStats, at=at + 0.01, source=f"driver/{name}", learner=name, service=service, replica=0, incarnation=1, requests=self.requests, errors=0,
-            p50_ms=p50, p99_ms=p50 * self.random.uniform(2.2, 4.5), queued=sum(depth.values()), queued_by_rank=depth, batch_mean=18.5,
-        )  # fmt: skip
+            ev.ServiceStats,
+            at=at + 0.01,
+            source=f"driver/{name}",
+            learner=name,
+            service=service,
+            replica=0,
+            incarnation=1,
+            requests=self.requests,
+            errors=0,
+            p50_ms=p50,
+            p99_ms=p50 * self.random.uniform(2.2, 4.5),
+            queued=sum(depth.values()),
+            queued_by_rank=depth,
+            batch_mean=18.5,
+        )
 
     def synchronise(self, *, number: int, ends: dict[str, float]) -> dict[str, float]:
         snapshot, merge, durable = 0.02, 0.03, 0.05
@@ -249,11 +316,24 @@ class _Writer:
             deadline=START + first + 120,
         )
         self.say(
-            ev.SyncMerged, at=done, source="syncer", round=number, epoch=1, members=members, open_seconds=last - first - snapshot, merge_seconds=merge,
-            durable_seconds=durable, outer_gradient_norm=4.0 / number, cosine=0.86 - 0.012 * number + self.random.gauss(0, 0.02) if len(ends) > 1 else None,
-            samples_total=number * len(ends) * INNER_STEPS * BATCH, theta_sha256=theta, model_sha256=theta, bytes_in=3_800_000, final=number == self.rounds,
-        )  # fmt: skip
-        counts = {name: number * INNER_STEPS * BATCH for name in ends}
+            ev.SyncMerged,
+            at=done,
+            source="syncer",
+            round=number,
+            epoch=1,
+            members=members,
+            open_seconds=last - first - snapshot,
+            merge_seconds=merge,
+            durable_seconds=durable,
+            outer_gradient_norm=4.0 / number,
+            cosine=0.86 - 0.012 * number + self.random.gauss(0, 0.02) if len(ends) > 1 else None,
+            samples_total=number * len(ends) * INNER_STEPS * BATCH,
+            theta_sha256=theta,
+            model_sha256=theta,
+            bytes_in=3_800_000,
+            final=number == self.rounds,
+        )
+        counts = dict.fromkeys(ends, number * INNER_STEPS * BATCH)
         self.say(ev.SyncLedger, at=done, source="syncer", round=number, merged=counts, discarded=dict.fromkeys(ends, 0))
         after: dict[str, float] = {}
         for name, end in ends.items():
@@ -261,7 +341,7 @@ class _Writer:
             after[name] = done + 0.01 + apply
             for cause, seconds in (("snapshot", snapshot), ("barrier", waited), ("apply", apply)):
                 self.blocked[name][cause] += seconds
-            applied = dict(learner=name, round=number)
+            applied = {"learner": name, "round": number}
             self.say(
                 ev.Applied,
                 at=after[name],
@@ -299,19 +379,27 @@ def synthetic_events(
     end = max(now.values())
     if finished:
         for name in names:
-            fields = dict(learner=name, attempt=writer.attempt[name])
+            fields = {"learner": name, "attempt": writer.attempt[name]}
             theta = hashlib.sha256(f"theta-{rounds}".encode()).hexdigest()
             done = rounds * INNER_STEPS
             writer.say(
-                ev.LearnerFinished, at=end + 0.1, source=f"rank/{name}/0", step=done, samples_pending=0, samples_discarded=0, theta_sha256=theta, round=rounds,
-                blocked_seconds=writer.blocked[name], **fields,
-            )  # fmt: skip
+                ev.LearnerFinished,
+                at=end + 0.1,
+                source=f"rank/{name}/0",
+                step=done,
+                samples_pending=0,
+                samples_discarded=0,
+                theta_sha256=theta,
+                round=rounds,
+                blocked_seconds=writer.blocked[name],
+                **fields,
+            )
             writer.say(
                 ev.AttemptEnded,
                 at=end + 0.4,
                 source=f"driver/{name}",
                 cause="finished",
-                samples_run=done * BATCH,
+                samples_run=done * BATCH - writer.restored.get(name, 0),
                 **fields,
             )
         writer.say(ev.RunStatus, at=end + 4.0, source="supervisor", status="succeeded", exit_code=0)
@@ -326,19 +414,32 @@ def _evaluate(writer: _Writer, *, folder: Path, number: int, at: float) -> None:
     np.save(folder / f"samples/round-{number}.npy", generated)
     np.save(folder / f"samples/round-{number}-real.npy", real)
     sha = hashlib.sha256(f"theta-{number}".encode()).hexdigest()
-    paths = dict(path=f"samples/round-{number}.npy", real_path=f"samples/round-{number}-real.npy")
+    paths = {"path": f"samples/round-{number}.npy", "real_path": f"samples/round-{number}-real.npy"}
     writer.say(ev.Samples, at=at, source=f"driver/{home}", round=number, model_sha256=sha, captions=captions, **paths)
     writer.say(
-        ev.Score, at=at + 0.2, source=f"driver/{home}", round=number, final=final, model_sha256=sha, samples=360 if final else 64,
-        classifier_accuracy=0.15 + 0.84 * share, classifier_accuracy_real=0.978, frechet_distance=3.2 + 150 * math.exp(-number / 2.4),
-        frechet_distance_real=1.4, nearest_train_distance=1.13, nearest_train_distance_real=1.02,
-    )  # fmt: skip
+        ev.Score,
+        at=at + 0.2,
+        source=f"driver/{home}",
+        round=number,
+        final=final,
+        model_sha256=sha,
+        samples=360 if final else 64,
+        classifier_accuracy=0.15 + 0.84 * share,
+        classifier_accuracy_real=0.978,
+        frechet_distance=3.2 + 150 * math.exp(-number / 2.4),
+        frechet_distance_real=1.4,
+        nearest_train_distance=1.13,
+        nearest_train_distance_real=1.02,
+    )
     for service in ("sampler", "judge"):
         writer.service(service, home, at=at, scale=30)
 
 
 def synthetic_pictures(*, sharpness: float, count: int) -> tuple[Pixels, Pixels, list[str]]:
-    """Blurred letters of a pixel font: uint8 [count, 8, 8, 1] drowned in noise by 1 - sharpness, the clear ones, and captions."""
+    """Blurred letters of a pixel font.
+
+    Uint8 [count, 8, 8, 1] drowned in noise by 1 - sharpness, the clear ones, and captions.
+    """
     noise = np.random.default_rng(1)
     clear = np.stack([_digit(i % 10, shift=i % 3) for i in range(count)])
     shown = sharpness * np.roll(clear, 1, axis=2) + (1 - sharpness) * noise.random(clear.shape)
@@ -361,10 +462,16 @@ def _digit(digit: int, *, shift: int) -> NDArray[np.float64]:
 
 def _checks(index: int) -> list[ev.Check]:
     passed = [
-        ("host.disk", "free disk", "212 GiB", ">= 2 GiB"), ("host.memory", "free memory", "19.4 GiB", ">= 2 GiB"), ("host.clock", "clock offset", "0.2 ms", "<= 50 ms"),
-        ("host.limits", "open files limit", "1048576", ">= 4096"), ("host.ports", "ports bind", "3 of 3", "all"), ("data.manifest", "manifest opens", "6 shards", "readable"),
-        ("data.hash", "shard hash", "match", "match"), ("ckpt.write", "write, read, delete", "11 ms", "<= 5 s"), ("model.steps", "two real steps", "loss 1.21, 1.18", "finite"),
-    ]  # fmt: skip
+        ("host.disk", "free disk", "212 GiB", ">= 2 GiB"),
+        ("host.memory", "free memory", "19.4 GiB", ">= 2 GiB"),
+        ("host.clock", "clock offset", "0.2 ms", "<= 50 ms"),
+        ("host.limits", "open files limit", "1048576", ">= 4096"),
+        ("host.ports", "ports bind", "3 of 3", "all"),
+        ("data.manifest", "manifest opens", "6 shards", "readable"),
+        ("data.hash", "shard hash", "match", "match"),
+        ("ckpt.write", "write, read, delete", "11 ms", "<= 5 s"),
+        ("model.steps", "two real steps", "loss 1.21, 1.18", "finite"),
+    ]
     checks = [
         ev.Check(id=key, name=name, verdict="PASS", value=value, threshold=limit, seconds=0.04)
         for key, name, value, limit in passed
@@ -389,40 +496,6 @@ def _checks(index: int) -> list[ev.Check]:
     return [*checks, shm, numa] if index == 0 else checks
 
 
-def synthetic_summary(plan: Plan, *, rounds: int = 16) -> Summary:
-    """A summary that fits the events."""
-    done = rounds * INNER_STEPS
-    learners = [
-        LearnerSummary(
-            name=one.name, cluster=one.cluster, region=one.region, steps=done, samples=done * BATCH, steps_per_second=7.9 - i, final_loss=0.163,
-            restarts=i, ledger=Ledger(run=done * BATCH + 640 * i, merged=done * BATCH, lost=640 * i),
-            blocked_seconds=Blocked(snapshot=0.32, barrier=(12.4, 2.1)[i % 2], apply=0.61),
-        )
-        for i, one in enumerate(plan.learners)
-    ]  # fmt: skip
-    theta = hashlib.sha256(f"theta-{rounds}".encode()).hexdigest()
-    score = EvaluationSummary(
-        classifier_accuracy=0.986, classifier_accuracy_real=0.978, frechet_distance=3.39, frechet_distance_real=1.4, samples=360,
-        nearest_train_distance=1.13, nearest_train_distance_real=1.02,
-    )  # fmt: skip
-    recovery = RecoverySummary(
-        learner=plan.learners[-1].name,
-        what="rank 1",
-        cause="SIGKILL",
-        action="restarted",
-        detected_seconds=0.28,
-        first_step_seconds=4.6,
-        lost_steps=10,
-    )
-    return Summary(
-        experiment=plan.experiment, run=plan.run, status="succeeded", wall_seconds=89.4, learners=learners, recoveries=[recovery], evaluation=score,
-        versions={"gkr": "0.1.0", "python": "3.11.7", "torch": "2.15.0", "ray": "2.60.0", "pyzmq": "27.3.0", "numpy": "2.4.6"},
-        sync=SyncSummary(rounds=rounds, version=rounds, theta_sha256=theta, learners_agree=True, ledger_imbalance=0),
-        preflight=PreflightSummary(passed=18, warned=1, unknown=1, seconds=4.4),
-        services={name: ServiceSummary(requests=480, p50_ms=3.1, p99_ms=11.8) for name in ("encoder", "sampler", "judge")},
-    )  # fmt: skip
-
-
 def write_synthetic_run(
     folder: Path, *, names: tuple[str, ...] = ("east", "central"), rounds: int = 16, finished: bool = True
 ) -> Path:
@@ -431,8 +504,9 @@ def write_synthetic_run(
     run = folder / plan.experiment / plan.run
     run.mkdir(parents=True)
     (run / "plan.json").write_text(plan.write_json())
-    lines = [ev.write_event(one) for one in synthetic_events(run, names=names, rounds=rounds, finished=finished)]
-    (run / "events.jsonl").write_text("".join(lines))
+    events = synthetic_events(run, names=names, rounds=rounds, finished=finished)
+    (run / "events.jsonl").write_text("".join(ev.write_event(one) for one in events))
     if finished:
-        (run / "summary.json").write_text(synthetic_summary(plan, rounds=rounds).write_json())
+        versions = {"gkr": "0.1.0", "python": "3.11.7", "torch": "2.15.0", "ray": "2.60.0", "numpy": "2.4.6"}
+        (run / "summary.json").write_text(fold(events, plan, versions=versions).write_json())
     return run

@@ -42,7 +42,7 @@ class WorkerEvent:
     cause: str
     """`SIGKILL`, `exit 1`, `forkserver died`."""
     detected_seconds: float
-    """From the moment the kernel told us until its tickets were handed on and its successor was asked for."""
+    """From the moment the kernel woke us until we had taken its exit status and knew the cause."""
     redone_seconds: float
     """From the same moment until the last batch it had held was there."""
 
@@ -130,7 +130,7 @@ class Loader:
     def pids(self) -> list[int]:
         """Processes of the workers: local diagnosis and tests only."""
         with self._changed:
-            return [worker.pid for worker in self._workers]
+            return self._pids()
 
     def next(self, timeout_seconds: float) -> LocalBatch:
         """The next batch, or the error that its position met; an error stays at its place and is raised again."""
@@ -219,6 +219,7 @@ class Loader:
 
     def _replace(self, worker: WorkerProcess, *, at: float) -> None:
         cause = worker.reap(timeout_seconds=_END_SECONDS)
+        detected_seconds = time.monotonic() - at
         worker.release()
         held = sorted(worker.tickets)
         if held and self._is_poisonous(held[0]):  # the oldest was being worked on; the others are no suspects
@@ -229,7 +230,7 @@ class Loader:
         self._hand_out()
         self._workers.append(WorkerProcess(self._work, index=worker.index))
         self._hand_out()
-        self._deaths.append(_Death(worker.index, cause, at, time.monotonic() - at, set(held)))
+        self._deaths.append(_Death(worker.index, cause, at, detected_seconds, set(held)))
         self._finish_deaths()
 
     def _is_poisonous(self, position: int) -> bool:
@@ -251,6 +252,9 @@ class Loader:
             else:
                 position, self._issued = self._issued, self._issued + self._work.batch
             min(self._workers, key=lambda worker: len(worker.tickets)).hand(position)
+
+    def _pids(self) -> list[int]:
+        return [worker.pid for worker in sorted(self._workers, key=lambda worker: worker.index)]
 
     def _late(self, timeout_seconds: float) -> DataError:
         held = {worker.pid: worker.tickets for worker in self._workers}

@@ -1,14 +1,17 @@
 """A diffusion transformer that predicts the velocity of a rectified flow.
 
-Promises: the same seed gives the same initial weights on any device and any number of ranks, because every parameter is drawn alone, on the
-CPU, from a generator keyed by (seed, name). The forward pass never waits for the device. It computes in the dtype its weights have when it
-runs, so a mixed-precision wrapper decides by casting weights alone; time features stay float32 until after the sinusoids.
+Promises: the same seed gives the same initial weights on any device and any number of ranks, because every parameter is
+drawn alone, on the CPU, from a generator keyed by (seed, name). The forward pass never waits for the device. It
+computes in the dtype its weights have when it runs, so a mixed-precision wrapper decides by casting weights alone; time
+features stay float32 until after the sinusoids.
 
-Modulation is adaLN-zero (arXiv 2212.09748): each block projects time and condition to scales, shifts and gates that start at zero, so the
-network starts as the identity. One projection shared by all blocks (arXiv 2310.00426) was tried: 30 % fewer parameters, but on the digits
-after 300 steps the loss was 0.54 instead of 0.50 and the accuracy of samples 0.88 instead of 0.96.
+Modulation is adaLN-zero (arXiv 2212.09748): each block projects time and condition to scales, shifts and gates that
+start at zero, so the network starts as the identity. One projection shared by all blocks (arXiv 2310.00426) was tried:
+30 % fewer parameters, but on the digits after 300 steps the loss was 0.54 instead of 0.50 and the accuracy of samples
+0.88 instead of 0.96.
 
-Shape letters: B batch, T tokens, W width, H heads, D features of a head, C channels, S image side, G patches per side, P patch side.
+Shape letters: B batch, T tokens, W width, H heads, D features of a head, C channels, S image side, G patches per side,
+P patch side.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +48,9 @@ def _grid_embedding(*, side: int, width: int, device: torch.device) -> Tensor:
     axis = torch.arange(side, dtype=torch.float32, device=device)
     rows, columns = axis.repeat_interleave(side), axis.repeat(side)
     half = (width + 1) // 2
-    return torch.cat([_sinusoids(rows, features=half), _sinusoids(columns, features=half)], dim=1)[:, :width].contiguous()
+    return torch.cat([_sinusoids(rows, features=half), _sinusoids(columns, features=half)], dim=1)[
+        :, :width
+    ].contiguous()
 
 
 def _modulate(tokens: Tensor, *, shift: Tensor, scale: Tensor) -> Tensor:
@@ -80,7 +85,9 @@ class Attention(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T, W] -> [B, T, W]."""
-        query, key, value = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # [B, H, T, D]
+        query, key, value = (
+            self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        )  # [B, H, T, D]
         mixed = F.scaled_dot_product_attention(self.query_norm(query), self.key_norm(key), value)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -99,7 +106,7 @@ class Block(nn.Module):
     def forward(self, tokens: Tensor, mood: Tensor) -> Tensor:
         """tokens [B, T, W], mood (time and condition) [B, W] -> [B, T, W]."""
         if self.recompute and torch.is_grad_enabled():
-            return cast("Tensor", checkpoint(self._compute, tokens, mood, use_reentrant=False))
+            return checkpoint(self._compute, tokens, mood, use_reentrant=False)
         return self._compute(tokens, mood)
 
     def _compute(self, tokens: Tensor, mood: Tensor) -> Tensor:
@@ -139,7 +146,8 @@ class DiT(nn.Module):
     def forward(self, images: Tensor, time: Tensor, condition: Tensor, drop: Tensor) -> Tensor:
         """The velocity at images [B, C, S, S] and flow time [B] in [0, 1], float32 like the images.
 
-        condition: [B, text_width] float (text) or [B] int64 (class). drop: [B] bool, true where the null condition replaces it.
+        condition: [B, text_width] float (text) or [B] int64 (class). drop: [B] bool, true where the null condition
+        replaces it.
         """
         dtype = self.patch.weight.dtype
         tokens = self.patch(self._to_patches(images.to(dtype))) + self.position.to(dtype)
@@ -185,7 +193,7 @@ def _starts_at_zero(name: str) -> bool:
 
 
 def initial_tensors(model: DiT, *, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter's name and whole initial value, one at a time so that a large model never lies in memory twice."""
+    """Every parameter's name and whole initial value, one at a time: a large model never lies in memory twice."""
     for name, parameter in model.named_parameters():
         yield name, initial_tensor(name, shape=tuple(parameter.shape), seed=seed)
 

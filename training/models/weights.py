@@ -1,6 +1,8 @@
-"""Published weights: one safetensors file named by the sha256 of its bytes, with the model's configuration in its metadata.
+"""Published weights: one safetensors file named by the sha256 of its bytes, with the model's configuration in its
+metadata.
 
-Promises: a file under its final name is whole and durable; a file whose bytes do not match its name is never used. No pickle.
+Promises: a file under its final name is whole and durable; a file whose bytes do not match its name is never used. No
+pickle.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def save_model(
 
 
 def load_model(path: Path, *, device: torch.device | str = "cpu") -> tuple[DiT, dict[str, str]]:
-    """The model of a published file, in evaluation mode, and the file's metadata; DataError if anything does not match."""
+    """The model of a published file, in evaluation mode, and the file's metadata; DataError if anything is off."""
     data = _verified_bytes(path)
     try:
         tensors = safetensors.torch.load(data)
@@ -67,7 +69,9 @@ def load_model(path: Path, *, device: torch.device | str = "cpu") -> tuple[DiT, 
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if expected != found:
         wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise _damaged(path, f"tensor {wrong[0]!r} is {found.get(wrong[0])}, the configuration needs {expected.get(wrong[0])}")
+        raise _damaged(
+            path, f"tensor {wrong[0]!r} is {found.get(wrong[0])}, the configuration needs {expected.get(wrong[0])}"
+        )
     model.to_empty(device=device)
     model.reset_buffers()
     model.load_state_dict(tensors)
@@ -78,7 +82,9 @@ def _verified_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise NotFoundError("no such model file", where=str(path), hint="it may have been superseded; ask for the newest") from error
+        raise NotFoundError(
+            "no such model file", where=str(path), hint="it may have been superseded; ask for the newest"
+        ) from error
     named = path.name.removesuffix(SUFFIX)
     digest = hashlib.sha256(data).hexdigest()
     if re.fullmatch(r"[0-9a-f]{64}", named) and digest != named:
@@ -87,4 +93,6 @@ def _verified_bytes(path: Path) -> bytes:
 
 
 def _damaged(path: Path, what: str) -> DataError:
-    return DataError(f"damaged model file: {what}", where=str(path), hint="delete it and fetch it again from where it was published")
+    return DataError(
+        f"damaged model file: {what}", where=str(path), hint="delete it and fetch it again from where it was published"
+    )

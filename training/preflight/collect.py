@@ -20,7 +20,17 @@ from pathlib import Path
 
 from spec.errors import DataError, GkrError
 from spec.shards import open_manifest, path_of, read_shard
-from training.preflight.verdicts import Clock, Dataset, Disk, Memory, Port, Ports, ResourceLimits, SharedMemory, Store
+from training.preflight.measurements import (
+    Clock,
+    Dataset,
+    Disk,
+    Memory,
+    Port,
+    Ports,
+    ResourceLimits,
+    SharedMemory,
+    Store,
+)
 
 _PREFIX = ".preflight-"
 _CLOCK_WINDOW_SECONDS = 0.1
@@ -31,7 +41,8 @@ _UNLIMITED_CGROUP = 2**60  # version 1 writes a number near 2^63 for "no limit"
 
 def disk(folder: Path, *, probe_bytes: int) -> Disk:
     """Free space of a folder's file system, and bytes that go to the disk and back."""
-    problem, seconds, free = "", 0.0, None
+    problem, seconds = "", 0.0
+    free: os.statvfs_result | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = os.statvfs(folder)
@@ -43,10 +54,10 @@ def disk(folder: Path, *, probe_bytes: int) -> Disk:
         problem = _said(error)
     return Disk(
         path=str(folder),
-        free_bytes=free and free.f_bavail * free.f_frsize,
-        total_bytes=free and free.f_blocks * free.f_frsize,
-        free_inodes=free and free.f_favail,
-        total_inodes=free and free.f_files,
+        free_bytes=free.f_bavail * free.f_frsize if free else None,
+        total_bytes=free.f_blocks * free.f_frsize if free else None,
+        free_inodes=free.f_favail if free else None,
+        total_inodes=free.f_files if free else None,
         probe_bytes=probe_bytes,
         probe_seconds=seconds,
         problem=problem,
@@ -125,7 +136,7 @@ def store(folder: Path) -> Store:
         if path.read_bytes() != content:
             return _store(folder, started=started, step=step, problem="other bytes came back than were written")
         step = "list"
-        if path.name not in os.listdir(folder):
+        if path not in folder.iterdir():
             return _store(folder, started=started, step=step, problem="a file that was written is not listed")
         step = "delete"
         path.unlink()
@@ -303,4 +314,4 @@ def _store(folder: Path, *, started: float, step: str = "", problem: str = "") -
 
 
 def _said(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+    return os.strerror(error.errno) if error.errno else str(error) or type(error).__name__

@@ -7,9 +7,9 @@ import sys
 import traceback
 
 from spec.errors import GkrError
+from training.preflight.measurements import TwoSteps
 from training.preflight.two_steps import two_steps
 from training.preflight.two_steps_job import read_question, write_answer
-from training.preflight.verdicts import TwoSteps
 
 
 def main() -> int:

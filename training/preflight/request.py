@@ -70,9 +70,9 @@ def checkpoint_bytes(train: TrainConfig) -> int:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Parameters of the model within a few percent, without making it: enough to ask for disk space."""
+    """Parameters of the model, rounded up, without making it (that takes torch): enough to ask for disk space."""
     width, pixels = config.width, config.channels * config.patch_size**2
     hidden = int(width * config.mlp_ratio)
-    block = 4 * width**2 + 2 * width * hidden + 11 * width + hidden
+    block = 4 * width**2 + 2 * width * hidden + 6 * width**2 + 17 * width + hidden  # attention, MLP, modulation
     condition = config.text_width * width + width**2 if config.conditioning == "text" else config.num_classes * width
     return config.depth * block + 2 * pixels * width + 8 * width**2 + condition + 15 * width

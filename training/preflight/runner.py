@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from spec.errors import PreflightError
+from spec.errors import GkrError, PreflightError
 from spec.events import Check
 from training.preflight import collect
 from training.preflight import verdicts as v
+from training.preflight.measurements import TwoSteps
 from training.preflight.request import PreflightRequest
 from training.preflight.two_steps_job import answer, ask
 
@@ -48,16 +49,18 @@ class Forker(Protocol):
 
 def host_probes(request: PreflightRequest) -> list[Probe]:
     """The checks of the host."""
-    needed = request.disk_bytes
+    free = partial(v.judge_disk, needed_bytes=request.disk_bytes)
+    enough = partial(v.judge_memory, needed_bytes=request.memory_bytes)
+    shared = partial(v.judge_shared_memory, needed_bytes=request.shm_bytes)
     probes = [
-        Probe("H1", "disk", partial(collect.disk, request.checkpoints, probe_bytes=request.probe_bytes), partial(v.judge_disk, needed_bytes=needed)),
-        Probe("H3.memory", "memory", collect.memory, partial(v.judge_memory, needed_bytes=request.memory_bytes)),
-        Probe("H3.shm", "shared memory", collect.shared_memory, partial(v.judge_shared_memory, needed_bytes=request.shm_bytes)),
+        Probe("H1", "disk", partial(collect.disk, request.checkpoints, probe_bytes=request.probe_bytes), free),
+        Probe("H3.memory", "memory", collect.memory, enough),
+        Probe("H3.shm", "shared memory", collect.shared_memory, shared),
         Probe("H3.limits", "limits", collect.limits, v.judge_limits),
         Probe("H4", "clock", partial(collect.clock, request.checkpoints), v.judge_clock),
         Probe("N5", "ports", partial(collect.ports, request.ports, host=request.host), v.judge_ports),
         Probe("S1", "checkpoint folder", partial(collect.store, request.checkpoints), v.judge_store),
-    ]  # fmt: skip
+    ]
     if request.scratch is not None:
         scratch = partial(collect.disk, request.scratch, probe_bytes=request.probe_bytes)
         probes.insert(1, Probe("H1.scratch", "disk of the node", scratch, partial(v.judge_disk, needed_bytes=v.MIB)))
@@ -82,13 +85,13 @@ def check_node(request: PreflightRequest, *, node: Forker, log: Path) -> list[Ch
     return [*running.finish(), two_steps]
 
 
-def run_two_steps(request: PreflightRequest, *, fork: Callable[[], v.TwoSteps | None]) -> Check:
+def run_two_steps(request: PreflightRequest, *, fork: Callable[[], TwoSteps | None]) -> Check:
     """M1. `fork` runs the two steps in a child and returns what became of them, or none if they did not end in time."""
     started = time.monotonic()
     try:
         measured = fork()
     except Exception as error:  # noqa: BLE001 - the boundary of a check: whatever broke, the verdict is UNKNOWN
-        judged = _unknown(f"{type(error).__name__}: {error}")
+        judged = _unknown(error)
     else:
         judged = v.judge_two_steps(measured) if measured else _late(request.two_steps_deadline_seconds)
     return _check("M1", "two steps of the model", judged, seconds=time.monotonic() - started)
@@ -136,11 +139,11 @@ class Running:
         try:
             judged = probe.judge(probe.collect())
         except Exception as error:  # noqa: BLE001 - the boundary of a check: whatever broke, the verdict is UNKNOWN
-            judged = _unknown(f"{type(error).__name__}: {error}")
+            judged = _unknown(error)
         self._results.put((number, _check(probe.id, probe.name, judged, seconds=time.monotonic() - started)))
 
 
-def _forked(request: PreflightRequest, *, node: Forker, log: Path) -> v.TwoSteps | None:
+def _forked(request: PreflightRequest, *, node: Forker, log: Path) -> TwoSteps | None:
     assert request.train is not None
     environment = ask(node.folder, train=request.train, manifest=request.manifest)
     code = node.run_once(
@@ -153,10 +156,11 @@ def _forked(request: PreflightRequest, *, node: Forker, log: Path) -> v.TwoSteps
     return None if code is None else answer(node.folder, code=code, log=log)
 
 
-def _unknown(evidence: str) -> v.Judgement:
-    return v.Judgement(
-        verdict="UNKNOWN", value="not measured", threshold="a measurement", evidence=evidence, hint=_UNKNOWN_HINT
-    )
+def _unknown(error: Exception) -> v.Judgement:
+    evidence, hint = f"{type(error).__name__}: {error}", _UNKNOWN_HINT
+    if isinstance(error, GkrError):
+        evidence, hint = error.message, error.hint or hint
+    return v.Judgement(verdict="UNKNOWN", value="not measured", threshold="a measurement", evidence=evidence, hint=hint)
 
 
 def _late(seconds: float) -> v.Judgement:

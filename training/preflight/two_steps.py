@@ -75,7 +75,7 @@ def _batch(train: TrainConfig, *, uri: str) -> dict[str, Tensor]:
         raise ConfigError(
             f"the dataset's images are {shape.height} x {shape.width} x {shape.channels},"
             f" the model takes {config.image_size} x {config.image_size} x {config.channels}",
-            hint=f"set train.model.image_size to {shape.height} and train.model.channels to {shape.channels}, or choose another dataset",
+            hint=f"set train.model.image_size to {shape.height} and train.model.channels to {shape.channels}",
             where=uri,
         )
     if not manifest.splits.train:

@@ -14,7 +14,7 @@ from typing import Any
 
 from spec.errors import GkrError
 from spec.train import TrainConfig
-from training.preflight.verdicts import TwoSteps
+from training.preflight.measurements import TwoSteps
 
 VARIABLE = "GKR_TWO_STEPS"
 _QUESTION, _ANSWER = "two-steps.json", "two-steps-answer.json"

@@ -12,6 +12,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from training.preflight.measurements import (
+    Clock,
+    Dataset,
+    Disk,
+    Memory,
+    Ports,
+    ResourceLimits,
+    SharedMemory,
+    Store,
+    TwoSteps,
+)
+
 Verdict = Literal["PASS", "WARN", "FAIL", "UNKNOWN"]
 GIB = 2**30
 MIB = 2**20
@@ -21,10 +33,10 @@ _WEIGHT: dict[Verdict, int] = {"PASS": 0, "WARN": 1, "UNKNOWN": 2, "FAIL": 3}
 DISK_SHARE = (0.20, 0.10)
 """Free share of blocks and of inodes: PASS from, FAIL below."""
 DISK_AMPLE = 20 * GIB
-"""Free bytes (or ten times what the run needs, if that is more) from which the share no longer matters: 8 % of a large disk is plenty."""
+"""Free bytes (or ten times the need, if more) from which the share no longer matters: 8 % of a large disk is plenty."""
 INODES_AMPLE = 1_000_000
 MEMORY_SHARE = (0.97, 0.95)
-"""Total memory over what the plan gives this node: PASS from, FAIL below (kernels keep a few percent for themselves)."""
+"""Total memory over what the plan gives this node: PASS from, FAIL below (kernels keep a few percent)."""
 MEMORY_FREE_SHARE = (0.95, 0.50)
 """Available memory over the same: below the first others hold it (WARN), below the second the job would not fit."""
 OPEN_FILES = (4096, 1024)
@@ -51,113 +63,12 @@ class Judgement:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
-    """One file system. None where the system does not tell."""
-
-    path: str
-    free_bytes: int | None
-    total_bytes: int | None
-    free_inodes: int | None
-    total_inodes: int | None
-    """0 where the file system makes inodes as needed."""
-    probe_bytes: int = 0
-    """Written, synced to the disk and read back."""
-    probe_seconds: float = 0.0
-    problem: str = ""
-    """What went wrong while writing or reading back; empty if nothing did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Memory of this machine or of the container, whichever is less."""
-
-    total_bytes: int | None
-    available_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedMemory:
-    """/dev/shm."""
-
-    free_bytes: int | None
-    total_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceLimits:
-    """Limits of a process started here; infinity where there is none."""
-
-    open_files: float | None
-    processes: float | None
-    """How many more processes and threads may be started."""
-    locked_bytes: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """The clocks of this machine."""
-
-    wall: float | None
-    drift_ms: float | None
-    """How far wall and monotonic clock moved apart in a short window."""
-    store_offset_ms: float | None
-    """Wall clock minus the time stamp that the checkpoint store gave a new file; none if no file could be made."""
-    source: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """One port that the plan wants."""
-
-    port: int
-    problem: str = ""
-    holder: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """Ports and the loopback connection."""
-
-    loopback_ms: float | None
-    loopback_problem: str
-    ports: tuple[Port, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
-    """Write, read, list and delete in the real checkpoint folder."""
-
-    path: str
-    seconds: float
-    step: str = ""
-    """Where it went wrong; empty if it did not."""
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
-    """The manifest and one of its shards."""
-
-    uri: str
-    found: str = ""
-    """What was read and verified."""
-    problem: str = ""
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwoSteps:
-    """Two optimizer steps of the real model."""
-
-    losses: tuple[float, ...] = ()
-    problem: str = ""
-    hint: str = ""
-
-
 def worst(*verdicts: Verdict) -> Verdict:
     """The verdict that decides; UNKNOWN of nothing."""
-    return max(verdicts, key=_WEIGHT.__getitem__, default="UNKNOWN")
+    decides: Verdict = verdicts[0] if verdicts else "UNKNOWN"
+    for one in verdicts[1:]:
+        decides = one if _WEIGHT[one] > _WEIGHT[decides] else decides
+    return decides
 
 
 def at_least(value: float | None, *, passes: float, fails_below: float) -> Verdict:
@@ -193,22 +104,18 @@ def judge_disk(disk: Disk, *, needed_bytes: int) -> Judgement:
     return Judgement(
         verdict=worst(enough, share, inodes, probe),
         value=f"{_size(disk.free_bytes)} of {_size(disk.total_bytes)} free, {_count(disk.free_inodes)} inodes",
-        threshold=f">= {_size(needed_bytes)}, and >= {DISK_SHARE[0]:.0%} or {_size(ample)}; inodes alike; written bytes read back equal",
-        evidence=f"{disk.path}: {disk.problem or probed}".removesuffix(": "),
+        threshold=f">= {_size(needed_bytes)}, and >= {DISK_SHARE[0]:.0%} or {_size(ample)}; bytes read back equal",
+        evidence=f"{disk.path}: {disk.problem or probed}",
         hint=f"free space on the disk of {disk.path}, or choose another folder",
     )
 
 
 def judge_memory(memory: Memory, *, needed_bytes: int) -> Judgement:
     """H3, memory."""
-    total = at_least(
-        memory.total_bytes, passes=needed_bytes * MEMORY_SHARE[0], fails_below=needed_bytes * MEMORY_SHARE[1]
-    )
-    free = at_least(
-        memory.available_bytes,
-        passes=needed_bytes * MEMORY_FREE_SHARE[0],
-        fails_below=needed_bytes * MEMORY_FREE_SHARE[1],
-    )
+    passes, fails = (share * needed_bytes for share in MEMORY_SHARE)
+    total = at_least(memory.total_bytes, passes=passes, fails_below=fails)
+    passes, fails = (share * needed_bytes for share in MEMORY_FREE_SHARE)
+    free = at_least(memory.available_bytes, passes=passes, fails_below=fails)
     return Judgement(
         verdict=worst(total, free),
         value=f"{_size(memory.available_bytes)} available of {_size(memory.total_bytes)}",
@@ -223,8 +130,8 @@ def judge_shared_memory(shm: SharedMemory, *, needed_bytes: int) -> Judgement:
         verdict=at_least(shm.free_bytes, passes=needed_bytes, fails_below=needed_bytes),
         value=f"{_size(shm.free_bytes)} of {_size(shm.total_bytes)} free",
         threshold=f">= {_size(needed_bytes)}",
-        evidence="/dev/shm" if shm.total_bytes is not None else "this system has no /dev/shm",
-        hint="give the container a larger /dev/shm (an emptyDir with medium Memory; docker run --shm-size), or set groups[].resources.shm",
+        evidence="" if shm.total_bytes is not None else "this system has no such file system",
+        hint="ask for less (groups[].resources.shm), or give the container more (an emptyDir in memory, --shm-size)",
     )
 
 
@@ -237,7 +144,7 @@ def judge_limits(limits: ResourceLimits) -> Judgement:
         value=f"{_count(limits.open_files)} open files, {_count(limits.processes)} more processes",
         threshold=f">= {OPEN_FILES[0]} and >= {PROCESSES[0]} (at least {OPEN_FILES[1]} and {PROCESSES[1]})",
         evidence=f"locked memory {_size(limits.locked_bytes)}",
-        hint=f"raise the limits before launching: ulimit -n {OPEN_FILES[0]}; ulimit -u {PROCESSES[0]}; in a container raise its pids limit",
+        hint=f"first ulimit -n {OPEN_FILES[0]}; ulimit -u {PROCESSES[0]}; in a container raise its pids limit",
     )
 
 
@@ -253,10 +160,10 @@ def judge_clock(clock: Clock) -> Judgement:
     source: Verdict = "UNKNOWN" if not clock.source else "PASS" if clock.source in CLOCK_SOURCES else "WARN"
     return Judgement(
         verdict=worst(sane, drift, offset, source),
-        value=f"drift {_ms(clock.drift_ms)}, to the store {_ms(clock.store_offset_ms)}, source {clock.source or 'not told'}",
+        value=f"drift {_ms(clock.drift_ms)}, store {_ms(clock.store_offset_ms)}, source {clock.source or 'not told'}",
         threshold=f"drift <= {CLOCK_MS[0]:.0f} ms, store <= {CLOCK_MS[1]:.0f} ms, a fast source, a date from 2026",
         evidence="" if clock.wall is None else f"seconds since 1970: {clock.wall:.3f}",
-        hint="let the machine keep its time (chrony or the hypervisor's clock); a source such as hpet makes every time stamp slow",
+        hint="let chrony or the hypervisor keep the time; a source such as hpet makes every time stamp slow",
     )
 
 
@@ -269,15 +176,15 @@ def judge_ports(ports: Ports) -> Judgement:
     said = [f"port {one.port}: {one.problem}{f', held by {one.holder}' if one.holder else ''}" for one in taken]
     if ports.loopback_problem:
         said.insert(0, f"loopback: {ports.loopback_problem}")
-    first = taken[0] if taken else None
+    hint = "check that the loopback interface is up"
+    if taken:
+        hint = f"end {taken[0].holder or 'the program that holds it'}, or choose another port than {taken[0].port}"
     return Judgement(
         verdict=worst(loopback, "FAIL" if taken else "PASS"),
-        value=f"{len(ports.ports) - len(taken)} of {len(ports.ports)} asked ports free, loopback {_ms(ports.loopback_ms)}",
+        value=f"{len(ports.ports) - len(taken)} of {len(ports.ports)} wanted free, loopback {_ms(ports.loopback_ms)}",
         threshold=f"all free, loopback <= {LOOPBACK_MS[0]:.0f} ms",
         evidence="; ".join(said),
-        hint=f"end {first.holder or 'the program'} that holds port {first.port}, or choose another port"
-        if first
-        else "check that lo is up",
+        hint=hint,
     )
 
 
@@ -291,7 +198,7 @@ def judge_store(store: Store) -> Judgement:
         else f"written, read, listed and deleted in {store.seconds:.2f} s",
         threshold=f"all of it, within {STORE_SECONDS:.0f} s",
         evidence=f"{store.path}: {store.problem}" if store.problem else store.path,
-        hint="give this user write access to the checkpoint folder and free space on its disk, or choose another folder",
+        hint="give this user write access and free space in the checkpoint folder, or choose another folder",
     )
 
 
@@ -300,7 +207,7 @@ def judge_dataset(dataset: Dataset) -> Judgement:
     verdict: Verdict = "FAIL" if dataset.problem else "PASS" if dataset.found else "UNKNOWN"
     return Judgement(
         verdict=verdict,
-        value="not usable" if dataset.problem else dataset.found,
+        value="not usable" if dataset.problem else dataset.found or "not told",
         threshold="manifest readable, shard equals its digest",
         evidence=dataset.problem or dataset.uri,
         hint=dataset.hint,

@@ -1,7 +1,9 @@
-"""The bulk port: parts of contributions and the seed come in, weights and published models go out. Raw little-endian float32.
+"""The bulk port: parts of contributions and the seed come in, weights and published models go out. Raw little-endian
+float32.
 
-A body that comes in is: four bytes with the length of a JSON header (little-endian), the header, then exactly the floats that the header
-announces. Every size is checked before memory is taken for it; a digest is checked before anything is believed.
+A body that comes in is: four bytes with the length of a JSON header (little-endian), the header, then exactly the
+floats that the header announces. Every size is checked before memory is taken for it; a digest is checked before
+anything is believed.
 """
 
 from __future__ import annotations

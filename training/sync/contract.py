@@ -10,7 +10,7 @@ from spec.plan import Plan
 
 
 def contract_hash(plan: Plan) -> str:
-    """Digest over mode, steps, outer optimizer and wire of the plan's sync; times and quorums may differ between restarts."""
+    """Digest over mode, steps, outer optimizer and wire of the plan's sync; times and quorums may change."""
     if plan.syncer is None:
         raise ConfigError(
             f"the plan of run {plan.run} has no syncer", hint="give the experiment a second learner or a `sync` section"

@@ -1,4 +1,6 @@
-"""The control port: registrations, heartbeats, verdicts, status. Small JSON only, so that no transfer can starve a heartbeat."""
+"""The control port: registrations, heartbeats, verdicts, status. Small JSON only, so that no transfer can starve a
+heartbeat.
+"""
 
 from __future__ import annotations
 

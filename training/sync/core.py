@@ -1,7 +1,8 @@
-"""What all threads of the syncer share: the machine's state behind one lock, and the arrays, files and events that belong to it.
+"""What all threads of the syncer share: the machine's state behind one lock, and the arrays, files and events that
+belong to it.
 
-Promises that a new state is seen by nobody before what it wants durable is durable. Long work (merging, hashing, writing weights) happens
-outside the lock.
+Promises that a new state is seen by nobody before what it wants durable is durable. Long work (merging, hashing,
+writing weights) happens outside the lock.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Core:
-    """One run, held by this process. Fields are read and written under `changed`, the condition that waiters sleep on."""
+    """One run, held by this process. Fields are read and written under `changed`, which waiters sleep on."""
 
     def __init__(self, plan: Plan, *, store: Store, journal: Journal, clock: Callable[[], float]) -> None:
         contract = contract_hash(plan)

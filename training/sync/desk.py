@@ -35,7 +35,7 @@ _LONGEST_WAIT = 30.0
 
 
 class Desk:
-    """Answers learners. All methods may be called from any thread; `Refusal` is the only error they mean to raise, besides `OSError`."""
+    """Answers learners, from any thread. `Refusal` and `OSError` are the only errors that it means to raise."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -143,8 +143,8 @@ class Desk:
             found = look_up(core.state, learner=header.learner, generation=header.generation, seq=header.seq, digest="")
             if isinstance(found, Refuse) and found.reason == "contribution_pending":
                 raise Refusal(found.reason, found.message)
-            layout = core.require_layout()
-        return core.staging.reserve(header, layout=layout)
+            # Under the lock: between this look and the reservation nothing may be accepted that the part would replace.
+            return core.staging.reserve(header, layout=core.require_layout())
 
     def finish_part(self, slot: Slot, *, received: bool) -> None:
         """The part was received and verified, or it did not come through."""
@@ -154,7 +154,7 @@ class Desk:
             self._core.staging.release(slot)
 
     def part_state(self, *, learner: str, generation: int, seq: int, rank: int) -> str:
-        """`answered`, `held` or `missing`: whether its sender may forget a part, has to keep it, or has to send it again."""
+        """`answered`, `held` or `missing`: whether the sender may forget a part, keeps it, or sends it again."""
         with self._core.changed:
             if self._is_answered(learner, generation, seq):
                 return "answered"
@@ -289,6 +289,8 @@ class Desk:
 
     def _offer(self, contribution: Contribution, digest: str, data: Assembled) -> Effect | None:
         core = self._core
+        if not core.staging.is_current(contribution.learner, generation=contribution.generation, seq=contribution.seq):
+            raise Refusal("superseded", f"a newer contribution of learner {contribution.learner!r} is on its way")
         problem = data.problem
         if contribution.fingerprint != core.require_layout().fingerprint:
             problem = f"it was cut from another layout ({contribution.fingerprint[:12]})"

@@ -1,7 +1,8 @@
 """The flat vector that both sides of the sync speak about.
 
-All parameters of a model, sorted by name, as float32, one after the other. A rank's shard is a list of element ranges `(start, length)` in
-that vector, so learners of different world sizes can contribute to the same merge. Nothing here knows what a parameter means.
+All parameters of a model, sorted by name, as float32, one after the other. A rank's shard is a list of element ranges
+`(start, length)` in that vector, so learners of different world sizes can contribute to the same merge. Nothing here
+knows what a parameter means.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Rounds and membership as a pure state machine: `step(state, event) -> (state, effects)` (cross-region.md 8.4, 8.5, 8.7).
+"""Rounds and membership as a pure state machine: `step(state, event) -> (state, effects)` (cross-region.md 8.4, 8.5,
+8.7).
 
     OPEN -> SEALED -> MERGED -> DURABLE -> (published) -> OPEN of the next round
 
-Promises: a contribution gets one verdict and keeps it, an accepted one is merged exactly once whatever happens to its sender, a sealed round
-never changes. Must not read a clock, a file or a socket. The shell carries out the effects in order; if `SaveLedger` fails it forgets the
-new state.
+Promises: a contribution gets one verdict and keeps it, an accepted one is merged exactly once whatever happens to its
+sender, a sealed round never changes. Must not read a clock, a file or a socket. The shell carries out the effects in
+order; if `SaveLedger` fails it forgets the new state.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _register(state: State, event: Register) -> Outcome:
 
 
 def _join(state: State, learner: str) -> State:
-    """Take a learner into the open round if it still may: before the first arrival, or in the first round if the plan expects it."""
+    """Take a learner into the open round: before the first arrival, or in the first round if the plan expects it."""
     current = state.round
     if current is None or current.stage != "OPEN" or learner in current.arrivals:
         return state
@@ -132,7 +133,7 @@ def _fence(state: State, learner: str, generation: int) -> Refuse | None:
     if member.state == "dead":
         return Refuse(
             reason="fenced",
-            message=f"learner {learner!r} was silent for {DEAD_AFTER_LEASES} leases and is out; it has to register again",
+            message=f"learner {learner!r} was silent for {DEAD_AFTER_LEASES} leases; it has to register anew",
         )
     return None
 
@@ -199,7 +200,7 @@ def look_up(state: State, *, learner: str, generation: int, seq: int, digest: st
         return refusal
     conflict = Refuse(
         reason="conflict",
-        message=f"contribution {seq} of learner {learner!r}, generation {generation}, is here already with other content",
+        message=f"contribution {seq} of learner {learner!r}, generation {generation}, is here with other content",
     )
     known = state.members[learner].record.answered
     if known and (known.generation, known.seq) == (generation, seq):
@@ -247,7 +248,8 @@ def _find_problem(state: State, record: MemberRecord, event: Contributed) -> str
     if len(norms) >= state.rules.norm_minimum:
         limit = state.rules.norm_factor * statistics.median(norms)
         if event.norm > limit > 0:
-            return f"its displacement has norm {event.norm:.3g}, more than {state.rules.norm_factor:g} times the usual {limit / state.rules.norm_factor:.3g}"
+            usual = limit / state.rules.norm_factor
+            return f"its norm is {event.norm:.3g}, more than {state.rules.norm_factor:g} times the usual {usual:.3g}"
     return ""
 
 
@@ -347,7 +349,9 @@ def _tick(state: State, event: Tick) -> Outcome:
         effects.append(Remark(level="warning", text=f"round {current.number} closes at its deadline without {missing}"))
         after, sealed = _seal(after)
         return after, (*effects, *sealed)
-    text = f"round {current.number} has {len(current.arrivals)} of {after.quorum} contributions at its deadline; waiting on (attempt {current.attempt})"
+    share = f"{len(current.arrivals)} of {after.quorum} contributions"
+    missing = ", ".join(after.waiting_for)
+    text = f"round {current.number} has {share} at its deadline {current.attempt}; it waits for {missing}"
     effects.append(Remark(level="error", text=text))
     longer = replace(current, attempt=current.attempt + 1, deadline=event.now + _patience(after))
     return replace(after, round=longer), tuple(effects)

@@ -1,4 +1,6 @@
-"""State of the run as the syncer sees it: members, the open round, the ledger. Pure values; `training.sync.machine` moves them."""
+"""State of the run as the syncer sees it: members, the open round, the ledger. Pure values; `training.sync.machine`
+moves them.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,7 @@ class State:
 
 
 def recover(rules: Rules, ledger: Ledger, *, epoch: int, now: float) -> State:
-    """The state of a syncer that starts: all known learners count as alive for one lease, the open round starts over."""
+    """The state of a syncer that starts: known learners count as alive for one lease, the open round starts over."""
     members = {
         one.learner: Member(record=one, state=_state_after_restart(one), heard=now)
         for one in ledger.members

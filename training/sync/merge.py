@@ -1,7 +1,8 @@
 """From the contributions of a round to the next shared weights: one function for both modes (cross-region.md 8.3).
 
-Promises that the result depends on the contributions only, never on the order in which they arrived: sums run in the order of the learners'
-names, in float32. Weights are capped at one normal round, so that a learner that carries several rounds cannot drown the others.
+Promises that the result depends on the contributions only, never on the order in which they arrived: sums run in the
+order of the learners' names, in float32. Weights are capped at one normal round, so that a learner that carries
+several rounds cannot drown the others.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def merge(
         raise ValueError(f"a learner contributes twice: {[one.learner for one in ordered]}")
     weights = [weigh(one.samples, rules=rules) for one in ordered]
     total = sum(weights)
-    # The sign of each displacement is turned here and nowhere else: the outer gradient points from the learner back to its base.
+    # The sign is turned here and nowhere else: the outer gradient points from the learner back to its base.
     shares = [
         -discount(one.staleness, rules=rules) * weight / total for one, weight in zip(ordered, weights, strict=True)
     ]
@@ -105,7 +106,7 @@ def merge(
 
 
 def average_models(averages: Sequence[tuple[str, npt.NDArray[Any], int]], *, round_samples: int) -> npt.NDArray[Any]:
-    """The published model: mean of the learners' EMA weights by samples, capped like the merge's weights. No outer optimizer."""
+    """The published model: mean of the learners' EMA weights by samples, capped like in a merge. No outer optimizer."""
     ordered = sorted(averages, key=lambda one: one[0])
     weights = [min(samples, round_samples) for _, _, samples in ordered]
     return mean_by_weight([array for _, array, _ in ordered], [weight / sum(weights) for weight in weights])

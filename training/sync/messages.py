@@ -39,7 +39,7 @@ class Registration(Struct, frozen=True, kw_only=True):
     merged_samples: int
     discarded_samples: int
     contribution_pending: bool
-    """A contribution of an earlier process waits in the open round: wait for the version to advance, then register again."""
+    """An earlier process's contribution waits in the open round: wait for the next version, then register again."""
     seed_needed: bool
     """This learner, and no other, has to send the initial weights."""
     final: bool
@@ -70,7 +70,7 @@ class LeaveArgs(Struct, frozen=True, kw_only=True):
 
 
 class PartHeader(Struct, frozen=True, kw_only=True):
-    """In front of one rank's part of a contribution: delta of all ranges, then EMA of all ranges, float32 little-endian."""
+    """In front of one rank's part of a contribution: delta of all ranges, then EMA of all ranges, float32."""
 
     learner: str
     generation: int

@@ -1,8 +1,9 @@
 """The outer optimizer: delayed Nesterov (cross-region.md 1.6 and 8.3).
 
-Each merge moves the weights at once by its share of a full round; the momentum moves only when a full round has accumulated. A barrier merge
-is a full round by itself (`frac` = 1), which makes this exactly Nesterov; decoupled merges have smaller shares. Arrays are never changed in
-place: the former weights are being served while the next ones are computed. Sums stay in the arrays' dtype (float32 in a run).
+Each merge moves the weights at once by its share of a full round; the momentum moves only when a full round has
+accumulated. A barrier merge is a full round by itself (`frac` = 1), which makes this exactly Nesterov; decoupled
+merges have smaller shares. Arrays are never changed in place: the former weights are being served while the next ones
+are computed. Sums stay in the arrays' dtype (float32 in a run).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ STATUS = {
 RETRY_STATUS = frozenset({500, 502, 503, 504})
 
 
-class Refusal(GkrError):
+class Refusal(GkrError):  # noqa: N818  (an answer, not a failure)
     """Raised inside the syncer, sent as `ErrorReply`."""
 
     def __init__(self, reason: str, message: str, *, hint: str = "") -> None:

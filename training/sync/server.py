@@ -1,7 +1,7 @@
 """The syncer process: `python -m training.sync.server`.
 
-Survives SIGKILL at any moment: a new process on the same store and ports goes on where HEAD says. Ends cleanly on SIGTERM, with its parent,
-or when another syncer takes over. Imports no torch.
+Survives SIGKILL at any moment: a new process on the same store and ports goes on where HEAD says. Ends cleanly on
+SIGTERM, with its parent, or when another syncer takes over. Imports no torch.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _bind(name: str, address: tuple[str, int], handler: type[Handler], *, run: s
         why = "is taken by another process" if error.errno == errno.EADDRINUSE else "needs more rights"
         raise ConfigError(
             f"the syncer's {name} port {address[1]} on {address[0]} {why}",
-            hint=f"end what listens there (`ss -ltnp 'sport = :{address[1]}'` shows it), or choose another with --{name}-port; 0 takes a free one",
+            hint=f"end what listens there (`ss -ltnp` shows it), or choose another with --{name}-port (0: a free one)",
         ) from error
 
 
@@ -147,11 +147,20 @@ def _write_endpoints(path: Path, servers: dict[str, SyncServer]) -> None:
 
 
 def _die_with_parent() -> None:
-    """SIGKILL when the thread that started this process ends, so that nothing outlives a supervisor that was killed."""
+    """End at once when the parent process ends, so that nothing outlives a supervisor that was killed.
+
+    The kernel's death signal already comes when only the *thread* that started this process ends. So the signal just
+    makes us look whether the parent is still the same.
+    """
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(EXIT_FAILED)
+
+    def look(_number: int, _frame: object) -> None:
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR2, look)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0)
+    look(0, None)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Contributions on their way: parts of ranks, until the round that takes them is merged.
 
-In memory only. A syncer that restarts asks for them again; learners keep them until they have their verdict. Memory is taken only for ranges
-that fit the layout and that no other part of the contribution covers, so no learner can take more than two copies of the model.
+In memory only. A syncer that restarts asks for them again; learners keep them until they have their verdict. Memory
+is taken only for ranges that fit the layout and that no other part of the contribution covers, so no learner can take
+more than two copies of the model.
 """
 
 from __future__ import annotations
@@ -118,6 +119,12 @@ class Staging:
         with self._lock:
             stage = self._stages.get(learner)
             return stage is not None and stage.key == (generation, seq) and rank in stage.received
+
+    def is_current(self, learner: str, *, generation: int, seq: int) -> bool:
+        """Whether this is the contribution that `take` would give."""
+        with self._lock:
+            stage = self._stages.get(learner)
+            return stage is not None and stage.key == (generation, seq) and stage.assembled is not None
 
     def assemble(self, contribution: Contribution, *, layout: Layout) -> Assembled:
         """The whole contribution, looked at once. Raises `parts_missing` while named parts are not here."""

@@ -43,7 +43,7 @@ def write_state(outer: OuterState, *, note: StateNote, folder: Path, point: Poin
 
 def read_state(path: Path, *, sha256: str) -> tuple[OuterState, StateNote]:
     """Read a state back; refuses bytes that are not exactly those that were committed."""
-    remedy = "restore the file from a backup; earlier states in the same folder are older rounds and learners would disagree with them"
+    remedy = "restore the file from a backup; earlier states here are older rounds that learners would disagree with"
     if not path.exists():
         raise DataError("the committed state is missing", where=str(path), hint=remedy)
     found = hash_file(path)

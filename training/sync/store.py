@@ -1,8 +1,8 @@
 """The syncer's folder: states, published models and HEAD, the one small file that says which state counts.
 
-HEAD is the linearisation point. It is replaced under a file lock and only if it still is what this syncer wrote last, so a syncer that was
-taken over cannot commit. HEAD also carries the ledger, which may be newer than the one in the state file: a registration makes a new
-generation durable without writing the weights again.
+HEAD is the linearisation point. It is replaced under a file lock and only if it still is what this syncer wrote last,
+so a syncer that was taken over cannot commit. HEAD also carries the ledger, which may be newer than the one in the
+state file: a registration makes a new generation durable without writing the weights again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Store:
         return self._head
 
     def take_over(self, ledger: Ledger) -> tuple[OuterState, StateNote] | None:
-        """Verify what is here, then fence every earlier syncer with a higher epoch; the committed state, if there is one.
+        """Verify what is here, then fence every earlier syncer with a higher epoch; the committed state, if any.
 
         `ledger` is that of a new run; its run and contract have to match what is here.
         """
@@ -135,7 +135,7 @@ class Store:
             )
         if found.contract != wanted.contract:
             raise ConfigError(
-                f"the store was made under other sync settings (contract {found.contract[:12]}, now {wanted.contract[:12]})",
+                f"the store was made under other sync settings ({found.contract[:12]}, now {wanted.contract[:12]})",
                 where=str(self.folder),
                 hint="mode, inner steps, batch and outer optimizer cannot change inside a run; start a new run",
             )

@@ -21,7 +21,7 @@ _WORK_WAIT_SECONDS = 1.0
 
 
 class Syncer:
-    """Serves one run from one store. Taking over the store happens here, so a second syncer deposes the first by existing."""
+    """Serves one run from one store. Making one takes the store over, and thereby deposes an earlier syncer."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Syncer:
             target()
         except Refusal:
             _LOG.debug("a thread ended while stopping", exc_info=True)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (thread boundary: the process ends with it)
             _LOG.exception("the syncer cannot go on")
             self.core.fail(error)
 

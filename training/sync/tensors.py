@@ -1,7 +1,8 @@
 """Writing safetensors so that equal content gives equal bytes.
 
-The library orders metadata by a random hash, so the same state would get another digest in each process; it also needs the whole file in
-memory. This writer sorts, streams and hashes on the way. Reading is left to the library, which therefore also judges what is written here.
+The library orders metadata by a random hash, so the same state would get another digest in each process; it also
+needs the whole file in memory. This writer sorts, streams and hashes on the way. Reading is left to the library,
+which therefore also judges what is written here.
 """
 
 from __future__ import annotations

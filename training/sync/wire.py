@@ -20,6 +20,7 @@ _LOG = logging.getLogger(__name__)
 JSON_LIMIT = 16 << 20
 """Largest JSON body: a layout of some hundred thousand parameters."""
 _DISCARD_LIMIT = 64 << 20
+_DISCARD_SECONDS = 5.0
 _CHUNK = 1 << 20
 T = TypeVar("T", bound=Struct)
 
@@ -156,16 +157,19 @@ class Handler(BaseHTTPRequestHandler):
         self.handle_path(parts[2:], query)
 
     def _refuse(self, error: Refusal) -> None:
-        """Say no. What was not read of the body is read and thrown away, or the sender would see a broken connection instead of the reason."""
+        """Say no, then throw the rest of the body away: a sender that is cut off would see no reason."""
+        self.close_connection = self.close_connection or self.unread > _DISCARD_LIMIT
+        _LOG.info("refused %s of %s: %s (%s)", self.path, self.client_address[0], error.message, error.reason)
+        self.reply(ErrorReply(reason=error.reason, message=error.message, hint=error.hint), status=error.status)
+        self.connection.settimeout(_DISCARD_SECONDS)
         left = min(self.unread, _DISCARD_LIMIT)
-        self.close_connection = self.close_connection or self.unread > left
         while left > 0:
             size = len(self.rfile.read(min(left, _CHUNK)))
             if not size:
+                self.close_connection = True
                 break
             left -= size
-        _LOG.info("refused %s of %s: %s (%s)", self.path, self.client_address[0], error.message, error.reason)
-        self.reply(ErrorReply(reason=error.reason, message=error.message, hint=error.hint), status=error.status)
+        self.connection.settimeout(self.timeout)
 
 
 def decode(data: bytes, kind: type[T]) -> T:

@@ -80,7 +80,7 @@ class Worker:
                 self._commit(merged)
             except OSError as error:
                 core.raise_alarm(
-                    f"version {sealed.number} cannot be committed, so nothing is published: {error}; trying again in {retry:g} s"
+                    f"version {sealed.number} is not committed and not published: {error}; next try in {retry:g} s"
                 )
                 core.stopping.wait(retry)
                 retry = min(2 * retry, _LONGEST_RETRY)

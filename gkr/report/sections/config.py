@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gkr.report.markup import Html, el, empty, section, table
 from gkr.report.record import RunRecord
-from gkr.report.words import plural
+from gkr.report.words import MISSING, plural
 from spec.plan import Origin
 
 
@@ -30,7 +30,10 @@ def configuration(record: RunRecord) -> Html:
         if defaults
         else None
     )
-    lead = f"{plural(len(origins), 'effective value')}, {len(chosen)} of them chosen: by the file, a recipe, a flag or the cluster's facts."
+    lead = (
+        f"{plural(len(origins), 'effective value')}, {len(chosen)} of them chosen: by the file, a recipe, a "
+        "flag or the cluster's facts."
+    )
     return section(
         "Configuration", search, _values(chosen) if chosen else None, left, anchor="configuration", lead=lead
     )
@@ -42,7 +45,7 @@ def _values(origins: Sequence[Origin]) -> Html:
             el("code", one.path),
             el("code", one.value),
             el("span", one.origin, class_=f"pill {one.origin}"),
-            el("small", one.where) if one.where else "–",
+            el("small", one.where) if one.where else MISSING,
         ]
         for one in origins
     ]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gkr.report.charts import Chart, Line, line_chart
 from gkr.report.markup import Html, el, empty, section
-from gkr.report.pixels import Pixels, PixelsError, data_uri, read_pixels
+from gkr.report.pixels import SIDES, Pixels, PixelsError, data_uri, read_pixels
 from gkr.report.record import RunRecord
-from gkr.report.words import number, percent
+from gkr.report.words import MISSING, number, percent
 from spec.events import Samples, Score
 
 _MOST_FRAMES = 12
 _STRIP_ROWS = 10
 _MOST_CELLS = 40
-_BUDGET_BYTES = 800_000
+_BUDGET_BYTES = 900_000
 """Of pictures in the page; fewer cells are shown when they are large."""
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -30,12 +30,17 @@ class Frame:
     generated: Pixels
     real: Pixels | None
     score: Score | None
+    side: int = SIDES[0]
+    """Pixels a side in the page."""
 
 
 def gallery(record: RunRecord) -> Html:
     """The section; the strip and the frames work without scripts."""
-    frames = _frames(record)
-    lead = "The merged model draws the same captions from the same noise after each evaluated round; held-out real scans with the same labels stand beside."
+    frames = _fitted(_frames(record))
+    lead = (
+        "The merged model draws the same captions from the same noise after each evaluated round; held-out "
+        "real scans with the same labels stand beside."
+    )
     chart = _scores(record)
     if not frames:
         return section("Pictures over time", empty("No pictures were drawn yet."), chart, anchor="pictures")
@@ -51,12 +56,11 @@ def gallery(record: RunRecord) -> Html:
 def _frames(record: RunRecord) -> list[Frame]:
     events = {one.round: one for one in record.of(Samples)}
     scores = {one.round: one for one in record.of(Score)}
-    frames = [
+    return [
         frame
         for one in _spread(sorted(events.values(), key=lambda one: one.round))
         if (frame := _frame(record, event=one, score=scores.get(one.round)))
     ]
-    return frames
 
 
 def _spread(events: Sequence[Samples]) -> list[Samples]:
@@ -81,6 +85,16 @@ def _frame(record: RunRecord, *, event: Samples, score: Score | None) -> Frame |
     return Frame(round=event.round, captions=captions, generated=generated, real=real, score=score)
 
 
+def _fitted(frames: Sequence[Frame]) -> list[Frame]:
+    """The frames with the largest side at which the strip takes at most half of the budget."""
+    if not frames:
+        return []
+    pictures = _STRIP_ROWS * (len(frames) + 1)
+    costs = ((side, max(len(data_uri(one.generated[0], side=side)) for one in frames)) for side in SIDES)
+    side = next((side for side, cost in costs if cost * pictures <= _BUDGET_BYTES // 2), SIDES[-1])
+    return [replace(one, side=side) for one in frames]
+
+
 def _strip(frames: Sequence[Frame]) -> Html:
     """Rows are captions, columns are rounds, the last column is real."""
     rows = _chosen(frames[-1].captions)
@@ -98,21 +112,26 @@ def _strip_row(frames: Sequence[Frame], *, place: int) -> Html:
     cells = [
         el(
             "td",
-            _picture(one.generated, place=at, caption=caption)
+            _picture(one.generated, place=at, caption=caption, side=one.side)
             if (at := _same(one, caption=caption, place=place)) is not None
-            else "–",
+            else MISSING,
         )
         for one in frames
     ]
-    real = frames[-1].real
-    beside = _picture(real, place=place, caption=f"real: {caption}") if real is not None and place < len(real) else "–"
+    real, side = frames[-1].real, frames[-1].side
+    shown = real is not None and place < len(real)
+    beside = (
+        _picture(real, place=place, caption=f"real: {caption}", side=side) if real is not None and shown else MISSING
+    )
     return el(
         "tr", el("th", el("span", caption or f"picture {place}"), scope="row"), cells, el("td", beside, class_="real")
     )
 
 
 def _chosen(captions: Sequence[str]) -> list[int]:
-    """One picture per number word if captions have them (in order of the numbers), else the first with captions of their own."""
+    """One picture per number word if captions have them (in order of the numbers), else the first with captions of
+    their own.
+    """
     first: dict[str, int] = {}
     for place, caption in enumerate(captions):
         word = next((one for one in re.findall(r"[a-z]+", caption.lower()) if one in _NUMBERS), None)
@@ -129,8 +148,8 @@ def _same(frame: Frame, *, caption: str, place: int) -> int | None:
 
 def _viewer(frames: Sequence[Frame]) -> Html:
     """One frame at a time, chosen by radio buttons: no script is needed."""
-    largest = max(len(data_uri(one.generated[0])) for one in frames)
-    cells = max(4, min(_MOST_CELLS, _BUDGET_BYTES // (2 * len(frames) * (largest + 200))))
+    largest = max(len(data_uri(one.generated[0], side=one.side)) for one in frames)
+    cells = max(4, min(_MOST_CELLS, _BUDGET_BYTES // 2 // (2 * len(frames) * (largest + 200))))
     parts = [el("b", "Round")]
     for i, one in enumerate(frames):
         parts.append(el("input", type="radio", name="frame", id=f"frame-{i}", checked=i == len(frames) - 1))
@@ -155,7 +174,7 @@ def _viewed(frame: Frame, *, cells: int) -> Html:
         if score
         else "not scored"
     )
-    generated = _grid(frame.generated, captions=frame.captions, cells=cells, prefix="")
+    generated = _grid(frame.generated, captions=frame.captions, cells=cells, side=frame.side)
     left = el(
         "figure",
         el("figcaption", el("b", f"Generated after round {frame.round}"), el("span", said, class_="note")),
@@ -168,21 +187,22 @@ def _viewed(frame: Frame, *, cells: int) -> Html:
         if score
         else "held out"
     )
-    real = _grid(frame.real, captions=frame.captions, cells=cells, prefix="real: ")
+    real = _grid(frame.real, captions=frame.captions, cells=cells, side=frame.side, prefix="real: ")
     right = el("figure", el("figcaption", el("b", "Real, same labels"), el("span", truth, class_="note")), real)
     return el("div", left, right)
 
 
-def _grid(pixels: Pixels, *, captions: Sequence[str], cells: int, prefix: str) -> Html:
+def _grid(pixels: Pixels, *, captions: Sequence[str], cells: int, side: int, prefix: str = "") -> Html:
     places = range(min(cells, len(pixels)))
     pictures = (
-        _picture(pixels, place=i, caption=f"{prefix}{captions[i] if i < len(captions) else ''}") for i in places
+        _picture(pixels, place=i, caption=f"{prefix}{captions[i] if i < len(captions) else ''}", side=side)
+        for i in places
     )
     return el("div", pictures, class_="grid")
 
 
-def _picture(pixels: Pixels, *, place: int, caption: str) -> Html:
-    return el("img", src=data_uri(pixels[place]), alt=caption, title=caption)
+def _picture(pixels: Pixels, *, place: int, caption: str, side: int) -> Html:
+    return el("img", src=data_uri(pixels[place], side=side), alt=caption, title=caption)
 
 
 def _scores(record: RunRecord) -> Html | None:
@@ -207,7 +227,7 @@ def _scores(record: RunRecord) -> Html | None:
                 "Classifier accuracy",
                 "outer round",
                 accuracy,
-                y_ticks=lambda value: percent(value, digits=0),
+                shares=True,
             )
         ),
         line_chart(Chart("frechet", "Fréchet distance", "outer round", distance, log=True)),

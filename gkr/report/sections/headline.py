@@ -5,7 +5,7 @@ from __future__ import annotations
 from gkr.report.charts import swatch
 from gkr.report.markup import Child, Html, el, join
 from gkr.report.record import RunRecord
-from gkr.report.words import count, duration, moment, number, percent, plural
+from gkr.report.words import MISSING, count, duration, moment, number, percent, plural
 from spec.events import Note, SyncMerged
 from spec.plan import LearnerPlan
 from spec.summary import Summary
@@ -78,14 +78,19 @@ def _learner(plan: LearnerPlan, *, index: int) -> Html:
     gpus = sum(one.gpus for one in plan.nodes)
     hardware = f"{count(gpus)} x {plan.gpu}" if plan.gpu else "CPU"
     where = f"{plan.cluster}, {plan.region}" if plan.cluster != plan.region else plan.region
-    text = f"{where}: {plural(len(plan.nodes), 'node')} ({', '.join(machines)}), {plural(plan.world_size, 'rank')}, {hardware}"
+    nodes = f"{plural(len(plan.nodes), 'node')} ({', '.join(machines)})"
+    text = f"{where}: {nodes}, {plural(plan.world_size, 'rank')}, {hardware}"
     return el("li", swatch(index), el("b", plan.name), " ", el("span", text))
 
 
 def tiles(record: RunRecord) -> Html:
     """Key numbers; each tile says beside what its number is to be read."""
     summary = record.summary
-    shown = [*_quality(summary), *_volume(summary), *_trust(summary)] if summary else []
+    shown = (
+        [*_quality(summary), *_volume(summary), *_trust(summary, settled=record.status == "succeeded")]
+        if summary
+        else []
+    )
     return el("div", shown, class_="tiles")
 
 
@@ -93,8 +98,8 @@ def _quality(summary: Summary) -> list[Html]:
     score = summary.evaluation
     if score is None:
         return [
-            _tile("Classifier accuracy", "–", "no evaluation yet"),
-            _tile("Fréchet distance", "–", "no evaluation yet"),
+            _tile("Classifier accuracy", MISSING, "no evaluation yet"),
+            _tile("Fréchet distance", MISSING, "no evaluation yet"),
         ]
     ratio = score.frechet_distance / score.frechet_distance_real if score.frechet_distance_real > 0 else None
     beside = f"real against real {number(score.frechet_distance_real)}, ratio {number(ratio, digits=2)}"
@@ -119,15 +124,22 @@ def _volume(summary: Summary) -> list[Html]:
     return [*rounds, _tile("Samples", count(samples), f"in {plural(steps, 'inner step')}")]
 
 
-def _trust(summary: Summary) -> list[Html]:
+def _trust(summary: Summary, *, settled: bool) -> list[Html]:
+    """Whether the run can be believed; what only a whole run can show is no alarm in one that did not get there."""
     found: list[Html] = []
     if summary.sync:
         agree, off = summary.sync.learners_agree, summary.sync.ledger_imbalance
         beside = f"weights {summary.sync.theta_sha256[:12]}" if summary.sync.theta_sha256 else "no fingerprint"
-        found.append(_tile("Learners agree", "yes" if agree else "no", beside, tone="good" if agree else "bad"))
         found.append(
-            _tile("Ledger imbalance", count(off), "samples unaccounted for", tone="good" if off == 0 else "bad")
+            _tile(
+                "Learners agree", "yes" if agree else "no", beside, tone="good" if agree else "bad" if settled else ""
+            )
         )
+        beside = (
+            "samples unaccounted for" if settled or off == 0 else "samples; not settled before a run has ended well"
+        )
+        tone = "good" if off == 0 else "bad" if settled else ""
+        found.append(_tile("Ledger imbalance", count(off), beside, tone=tone))
     worst = max(
         (one.first_step_seconds for one in summary.recoveries if one.first_step_seconds is not None), default=None
     )
@@ -159,6 +171,10 @@ def notes(record: RunRecord) -> Html | None:
     shown: list[Child] = [
         el("li", el("span", one.level, class_=f"pill {one.level}"), " ", one.text, " ", el("small", one.source))
         for one in said[-50:]
+    ]
+    warned = record.plan.warnings if record.plan else []
+    shown += [
+        el("li", el("span", "warning", class_="pill warning"), " ", one, " ", el("small", "plan")) for one in warned
     ]
     shown += [el("li", el("span", "report", class_="pill"), " ", one) for one in dict.fromkeys(record.problems)]
     if not shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gkr.report.markup import Child, Html, el, empty, section, table
 from gkr.report.record import RunRecord
-from gkr.report.words import clock, count, duration, plural
+from gkr.report.words import MISSING, clock, count, duration, plural
 from spec.events import AttemptEnded, AttemptStarted, Check, Preflight, Recovery, Restored
 from spec.summary import LearnerSummary
 
@@ -22,7 +22,10 @@ def preflight(record: RunRecord) -> Html:
     quiet = [pair for pair in checks if pair[1].verdict == "PASS"]
     nodes = {(one.learner, one.node): one.seconds for one in record.of(Preflight)}
     counts = ", ".join(f"{sum(check.verdict == word for _, check in checks)} {word}" for word in reversed(_ORDER))
-    lead = f"{plural(len(nodes), 'node')} checked, at most {duration(max(nodes.values()))} each: {counts}. UNKNOWN is never PASS."
+    lead = (
+        f"{plural(len(nodes), 'node')} checked, at most {duration(max(nodes.values()))} each: {counts}. "
+        "UNKNOWN is never PASS."
+    )
     passed = (
         el("details", el("summary", f"{plural(len(quiet), 'check')} passed"), _checks(quiet), open=not loud)
         if quiet
@@ -40,7 +43,7 @@ def _checks(pairs: list[tuple[Preflight, Check]]) -> Html:
             f"{event.learner} / {event.node}",
             check.value,
             check.threshold,
-            check.evidence or "–",
+            check.evidence or MISSING,
             duration(check.seconds),
         ]
         for event, check in pairs
@@ -62,11 +65,17 @@ def recoveries(record: RunRecord) -> Html:
     heads = ("at", "learner", "what died", "cause", "action", "noticed after", "first step after", "lost steps")
     rows = [
         [
-            clock(one.time - record.start), one.learner, one.what, one.cause, one.action, duration(one.detected_seconds),
-            duration(one.first_step_seconds) if one.first_step_seconds is not None else "never stopped", count(one.lost_steps),
+            clock(one.time - record.start),
+            one.learner,
+            one.what,
+            one.cause,
+            one.action,
+            duration(one.detected_seconds),
+            duration(one.first_step_seconds) if one.first_step_seconds is not None else "never stopped",
+            count(one.lost_steps),
         ]
         for one in events
-    ]  # fmt: skip
+    ]
     return section("Recoveries", table(heads, rows, numeric=(5, 6, 7)), attempts, anchor="recoveries")
 
 
@@ -80,10 +89,10 @@ def _attempts(record: RunRecord) -> Html | None:
     for one in started:
         key = (one.learner, one.attempt)
         end, state = ended.get(key), restored.get(key)
-        took_up = f"{state.mode}, step {count(state.step)}" if state else "–"
+        took_up = f"{state.mode}, step {count(state.step)}" if state else MISSING
         skipped = el("small", "; ".join(state.skipped)) if state and state.skipped else None
-        lost = count(state.samples_lost) if state else "–"
-        run, cause = (count(end.samples_run), end.cause) if end else ("–", "not ended")
+        lost = count(state.samples_lost) if state else MISSING
+        run, cause = (count(end.samples_run), end.cause) if end else (MISSING, "not ended")
         when = clock(one.time - record.start)
         rows.append(
             [one.learner, one.attempt, one.epoch, when, one.world_size, [took_up, " ", skipped], lost, run, cause]

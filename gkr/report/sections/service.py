@@ -19,7 +19,10 @@ def service(record: RunRecord) -> Html:
     totals = _totals(record)
     if not drawn and totals is None:
         return section("Services", empty("No service reported."), anchor="services")
-    lead = "Time from the arrival of a request to its answer; of several replicas the slowest. A rank's queue is bounded, so that none can delay another beyond one batch."
+    lead = (
+        "Time from the arrival of a request to its answer; of several replicas the slowest. A rank's queue is"
+        " bounded, so that none can delay another beyond one batch."
+    )
     return section("Services", totals, el("div", drawn, class_="charts"), anchor="services", lead=lead)
 
 

@@ -85,7 +85,10 @@ def _blocked(record: RunRecord) -> Html | None:
     ]
     rows = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
     shown = table(("", *(one.name for one in learners)), rows, numeric=range(1, len(learners) + 1), class_="narrow")
-    note = "How long the training loop stood still, by cause, and as a share of the run's wall time; checkpoints with the median time each held it."
+    note = (
+        "How long the training loop stood still, by cause, and as a share of the run's wall time; checkpoints"
+        " with the median time each held it."
+    )
     return el("div", el("h3", "Where the time went"), el("p", note, class_="lead"), shown)
 
 

@@ -9,7 +9,6 @@ from gkr.report.charts import Chart, Line, line_chart
 from gkr.report.markup import Html, el, empty, section
 from gkr.report.record import RunRecord
 from gkr.report.series import Curve, by_step, by_time, round_steps, samples_per_second, validation
-from gkr.report.words import percent
 from spec.events import StepMetrics
 
 
@@ -38,7 +37,10 @@ def losses(record: RunRecord) -> Html:
         ),
         _steps(record, key="rate", title="Learning rate", value=lambda one: one.learning_rate),
     )
-    lead = "Each learner trains on its own data; the merged model is validated on held-out samples right after a learner took it up."
+    lead = (
+        "Each learner trains on its own data; the merged model is validated on held-out samples right after a"
+        " learner took it up."
+    )
     if not any(charts):
         return section("Loss", empty("No step was logged."), anchor="loss")
     wide = line_chart(
@@ -81,7 +83,7 @@ def throughput(record: RunRecord) -> Html:
                 mfu,
                 from_zero=True,
                 seconds=seconds,
-                y_ticks=percent,
+                shares=True,
             )
         ),
         line_chart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from services.server import Server
 from services.service import Call, Method, Reply, Service, ServiceContext
-from spec.errors import DataError, GkrError
+from spec.errors import ConfigError, DataError, GkrError
 
 
 class EchoArgs(Struct, frozen=True, kw_only=True):
@@ -67,3 +69,29 @@ class Gated(Echo):
         self.began.release()
         assert self.permits.acquire(timeout=20), "no permit came"
         return super().compute(method, calls)
+
+
+class Dying(Echo):
+    """Never becomes ready: a bug."""
+
+    def warm_up(self) -> None:
+        raise RuntimeError("cannot load")
+
+
+class Misconfigured(Echo):
+    """Never becomes ready: what a person wrote."""
+
+    def warm_up(self) -> None:
+        raise ConfigError("the weights are not there", hint="put them there")
+
+
+def main() -> None:
+    """A replica as a process of its own: says its endpoint, serves until its standard input ends."""
+    context = ServiceContext(kind="encode", name="echo", cache_dir=Path(), manifest="", max_batch=4)
+    with Server(Echo(context), queue_depth=8, incarnation=int(sys.argv[1])) as server:
+        print(server.endpoint, flush=True)  # noqa: T201 - how the test learns it
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

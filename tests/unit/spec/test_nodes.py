@@ -88,13 +88,33 @@ def test_nested_aliases_cannot_explode() -> None:
 
 
 def test_anchors_and_merge_keys_work_and_an_own_key_wins() -> None:
-    tree = read_tree(Source("x-base: &b {cpu: 1, memory: 2Gi}\nx-more: &m {cpu: 4, shm: 1Gi}\na: {<<: [*b, *m], memory: 3Gi}\n", "t"))
+    tree = read_tree(
+        Source("x-base: &b {cpu: 1, memory: 2Gi}\nx-more: &m {cpu: 4, shm: 1Gi}\na: {<<: [*b, *m], memory: 3Gi}\n", "t")
+    )
     assert tree.plain() == {"a": {"cpu": 1, "memory": "3Gi", "shm": "1Gi"}}
 
 
 def test_scalars_follow_the_core_schema() -> None:
     text = "a: [no, off, yes, 22:22, 010, 0x1F, 1_000, 2024-01-01, true, null, ~, 7, -3, 1.5, 2e-4, .5, 1., <<, '7']\n"
-    want = ["no", "off", "yes", "22:22", "010", "0x1F", "1_000", "2024-01-01", True, None, None, 7, -3, 1.5, 2e-4, 0.5, 1.0]
+    want = [
+        "no",
+        "off",
+        "yes",
+        "22:22",
+        "010",
+        "0x1F",
+        "1_000",
+        "2024-01-01",
+        True,
+        None,
+        None,
+        7,
+        -3,
+        1.5,
+        2e-4,
+        0.5,
+        1.0,
+    ]
     assert read_tree(Source(text.replace(" <<,", ""), "t")).plain() == {"a": [*want, "7"]}
 
 

@@ -1,11 +1,13 @@
 """Real ranks for tests: `python worlds.py SCENARIO FOLDER [JSON]` forks ranks that meet over gloo and run one scenario.
 
-Torch is imported once and every rank is a fork of it, as the trainer's own agent does. Each rank writes `<world>-<rank>.json` into FOLDER.
-No test waits longer than the deadline that `run_worlds` gives the script.
+Torch is imported once and every rank is a fork of it, as the trainer's own agent does. Each rank writes
+`<world>-<rank>.json` into FOLDER. No test waits longer than the deadline that `run_worlds` gives the script.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
 import subprocess
@@ -15,10 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parents[3]
 
 
-def run_worlds(scenario: str, folder: Path, *, deadline_seconds: float = 60, **options: Any) -> dict[str, Any]:
+def run_worlds(scenario: str, folder: Path, *, deadline_seconds: float = 150, **options: Any) -> dict[str, Any]:
     """What each rank returned, by `<world label>-<rank>`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, scenario, str(folder), json.dumps(options)]
@@ -33,6 +37,8 @@ def fork_world(label: str, world_size: int, folder: Path, work: Callable[[int], 
     """Run `work(rank)` in `world_size` forked ranks of one process group and wait for all."""
     import torch
 
+    for module in ("training.step", "training.checkpoint"):
+        importlib.import_module(module)  # once here, not in every rank
     from training.parallel import close_process_group, init_process_group
 
     children: list[int] = []
@@ -54,7 +60,7 @@ def fork_world(label: str, world_size: int, folder: Path, work: Callable[[int], 
             (folder / f"{label}-{rank}.json").write_text(json.dumps(work(rank)))
             close_process_group()
             status = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # the boundary of a forked child
             traceback.print_exc()
         finally:
             sys.stderr.flush()
@@ -64,9 +70,7 @@ def fork_world(label: str, world_size: int, folder: Path, work: Callable[[int], 
         raise SystemExit(f"world {label}: {len(failed)} ranks failed")
 
 
-def make_learner(
-    world_size: int, *, shard_size: int | None = None, dtype: str = "float32", batch: int = 12, **model: Any
-) -> tuple[Any, Any, Any, Any, Any]:
+def make_learner(world_size: int, **train: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Mesh, model, optimizer, EMA and configuration of a small learner."""
     import torch
 
@@ -75,19 +79,19 @@ def make_learner(
     from training.optimizer import ShardedAdamW
     from training.parallel import build_model, make_mesh
 
-    shape: dict[str, Any] = {"width": 32, "depth": 2, "heads": 2, "text_width": 16, **model}
+    model = ModelConfig(width=32, depth=2, heads=2, text_width=16)
     config = TrainConfig.model_validate(
-        {"batch": batch, "dtype": dtype, "shard_size": shard_size, "seed": 7, "model": ModelConfig.model_validate(shape)}
+        {"batch": 12, "dtype": "float32", "seed": 7, "ema_decay": 0.9, "model": model, **train}
     )
-    mesh = make_mesh(world_size, shard_size=shard_size, device_type="cpu")
+    mesh = make_mesh(world_size, shard_size=config.shard_size, device_type="cpu")
     network = build_model(config, mesh=mesh, device=torch.device("cpu"))
-    return mesh, network, ShardedAdamW(network, config=config), Ema(network, decay=0.9), config
+    return mesh, network, ShardedAdamW(network, config=config), Ema(network, decay=config.ema_decay), config
 
 
 def run_steps(
     rank: int, world_size: int, *, network: Any, optimizer: Any, ema: Any, config: Any, first: int, count: int
 ) -> list[tuple[float, float]]:
-    """Loss and gradient norm of `count` steps on data that depends on the step alone; slices differ in size where they must."""
+    """Loss and gradient norm of `count` steps on data that depends on the step alone; slices may differ in size."""
     import torch
 
     from training.step import StepBatch, train_step
@@ -113,49 +117,134 @@ def run_steps(
     return results
 
 
-WORLDS = {"1": (1, None), "2": (2, None), "4": (4, None), "2x2": (4, 2)}
+WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "1": (1, {}),
+    "2": (2, {}),
+    "4": (4, {}),
+    "2x2": (4, {"shard_size": 2}),
+    "1:bfloat16": (1, {"dtype": "bfloat16"}),
+    "2x2:bfloat16": (4, {"shard_size": 2, "dtype": "bfloat16", "activation_checkpointing": True}),
+}
 
 
-def steps(folder: Path, *, worlds: list[str], count: int = 10, batch: int = 12, dtype: str = "float32", **options: Any) -> None:
-    """Losses of the same steps at several world sizes; and what the flat ranges of all ranks make together."""
+def steps(folder: Path, *, worlds: list[str], count: int, **train: Any) -> None:
+    """The same steps at several world sizes: losses, and what every rank holds before and after."""
     for label in worlds:
-        world_size, shard_size = WORLDS[label]
+        world_size, shape = WORLDS[label]
 
-        def work(rank: int, world_size: int = world_size, shard_size: int | None = shard_size) -> Any:
-            import time
+        def work(rank: int, world_size: int = world_size, shape: dict[str, Any] = shape) -> Any:
+            from training.parallel import assign_local, gather_local, is_primary_replica
 
-            from training.parallel import assign_local, flat_ranges, gather_local, is_primary_replica
-
-            mesh, network, optimizer, ema, config = make_learner(
-                world_size, shard_size=shard_size, dtype=dtype, batch=batch, **options
-            )
+            mesh, network, optimizer, ema, config = make_learner(world_size, **shape, **train)
+            learner = {"network": network, "optimizer": optimizer, "ema": ema, "config": config}
             begin = gather_local(network)
-            results = run_steps(
-                rank, world_size, network=network, optimizer=optimizer, ema=ema, config=config, first=0, count=1
-            )
-            started = time.monotonic()
-            results += run_steps(
-                rank, world_size, network=network, optimizer=optimizer, ema=ema, config=config, first=1, count=count - 1
-            )
-            seconds = time.monotonic() - started
-            flat = gather_local(network)
-            assert not flat.equal(begin)
+            results = run_steps(rank, world_size, **learner, first=0, count=count)
+            end = gather_local(network)
             assign_local(network, begin)
             assert gather_local(network).equal(begin)
-            return {
-                "results": results,
-                "primary": is_primary_replica(mesh),
-                "ranges": [(one.name, one.start, one.length) for one in flat_ranges(network)],
-                "shapes": {name: tuple(value.shape) for name, value in network.named_parameters()},
-                "weights": flat.tolist(),
-                "initial": begin.tolist(),
-                "ema": ema.vector.tolist(),
-                "seconds": seconds,
-            }
+            vectors = {"initial": begin, "weights": end, "ema": ema.vector}
+            return {"results": results, "primary": is_primary_replica(mesh), **held(network, **vectors)}
 
         fork_world(label, world_size, folder, work)
 
 
+def held(network: Any, **vectors: Any) -> dict[str, Any]:
+    """What a rank holds, in a form that `whole` puts together."""
+    from training.parallel import flat_ranges
+
+    own = flat_ranges(network)
+    return {
+        "ranges": [(one.name, one.start, one.length) for one in own],
+        "shapes": {one.name: tuple(one.parameter.shape) for one in own},
+        **{name: vector.tolist() for name, vector in vectors.items()},
+    }
+
+
+def whole(worlds: dict[str, Any], label: str, key: str) -> dict[str, np.ndarray]:
+    """One vector per tensor from the primary ranks' ranges; each element must be there exactly once."""
+    ranks = [value for name, value in worlds.items() if name.rpartition("-")[0] == label and value["primary"]]
+    tensors = {name: np.full(int(np.prod(shape)), np.nan, np.float32) for name, shape in ranks[0]["shapes"].items()}
+    for one in ranks:
+        cursor, flat = 0, np.asarray(one[key], np.float32)
+        for name, start, length in one["ranges"]:
+            assert np.isnan(tensors[name][start : start + length]).all(), f"{name} is held twice"
+            tensors[name][start : start + length] = flat[cursor : cursor + length]
+            cursor += length
+    assert not any(np.isnan(value).any() for value in tensors.values())
+    return tensors
+
+
+def checkpoints(folder: Path) -> None:
+    """Saved after 2 and 3 steps by 2 x 2 ranks; taken up by 4, 2 and 1, which go on; then by 2 with one damaged part."""
+    from training.checkpoint import CheckpointWriter, load_latest
+    from training.parallel import gather_local, is_primary_replica
+
+    root = folder / "saved"
+
+    def save(rank: int) -> Any:
+        mesh, network, optimizer, ema, config = make_learner(4, shard_size=2)
+        learner = {"network": network, "optimizer": optimizer, "ema": ema, "config": config}
+        writer = CheckpointWriter(root, keep=2, rank=rank, world_size=4, epoch=1, attempt=1, deadline_seconds=20)
+        results: list[tuple[float, float]] = []
+        for first, count in ((0, 2), (2, 1)):
+            results += run_steps(rank, 4, **learner, first=first, count=count)
+            anchor = gather_local(network) + first
+            writer.save(
+                step=first + count,
+                model=network,
+                optimizer=optimizer,
+                ema=ema,
+                state={"position": 12 * (first + count)},
+                vectors={"anchor": anchor},
+            )
+        saved = held(
+            network, weights=gather_local(network), exp_avg_sq=optimizer.exp_avg_sq, ema=ema.vector, anchor=anchor
+        )  # fmt: skip
+        results += run_steps(rank, 4, **learner, first=3, count=2)
+        outcomes = [str(one) for one in writer.close(timeout_seconds=25)]
+        return {"results": results, "primary": is_primary_replica(mesh), "outcomes": outcomes, **saved}
+
+    def load(rank: int, world_size: int, shape: dict[str, Any]) -> Any:
+        mesh, network, optimizer, ema, config = make_learner(world_size, **shape)
+        loaded = load_latest(root, model=network, optimizer=optimizer, ema=ema, vectors=("anchor", "unknown"))
+        assert loaded is not None
+        vectors = {
+            "weights": gather_local(network),
+            "exp_avg_sq": optimizer.exp_avg_sq.clone(),
+            "ema": ema.vector.clone(),
+        }
+        taken = held(network, **vectors, anchor=loaded.vectors["anchor"])
+        results = run_steps(
+            rank,
+            world_size,
+            network=network,
+            optimizer=optimizer,
+            ema=ema,
+            config=config,
+            first=loaded.step,
+            count=5 - loaded.step,
+        )
+        return {
+            "results": results,
+            "primary": is_primary_replica(mesh),
+            "step": loaded.step,
+            "state": loaded.state,
+            "skipped": loaded.skipped,
+            "names": sorted(loaded.vectors),
+            **taken,
+        }
+
+    fork_world("2x2", 4, folder, save)
+    for label in ("4", "2", "1"):
+        world_size, shape = WORLDS[label]
+        fork_world(label, world_size, folder, functools.partial(load, world_size=world_size, shape=shape))
+    part = next(root.glob("step-*3/*/rank-1.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    fork_world("damaged", 2, folder, functools.partial(load, world_size=2, shape={}))
+
+
 if __name__ == "__main__":
-    SCENARIOS: dict[str, Callable[..., None]] = {"steps": steps}
+    SCENARIOS: dict[str, Callable[..., None]] = {"steps": steps, "checkpoints": checkpoints}
     SCENARIOS[sys.argv[1]](Path(sys.argv[2]), **json.loads(sys.argv[3]))

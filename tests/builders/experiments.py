@@ -1,4 +1,4 @@
-"""Documents for the tests of spec."""
+"""Experiments, facts and plans for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec.nodes import Source
 from spec.plan import Plan
 from spec.resolve import resolve_located
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RUN = "20261130-143755-3fa9c1"
 GIB = 2**30
 

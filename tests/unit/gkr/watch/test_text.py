@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from gkr.watch.text import percent, short_count, short_duration, sparkline
+
+
+def test_a_sparkline_spans_low_to_high_and_marks_what_is_not_finite() -> None:
+    assert (
+        sparkline([1.0, 2.0, 3.0], width=10) == "\u2581\u2585\u2588"
+        or sparkline([1.0, 2.0, 3.0], width=10)[0] == "\u2581"
+    )
+    assert sparkline([1.0, float("nan"), 3.0], width=10)[1] == "!"
+    assert sparkline([5.0] * 4, width=10) == "\u2581" * 4
+    assert sparkline([], width=10) == ""
+
+
+def test_a_long_history_becomes_means_within_the_width() -> None:
+    assert len(sparkline([float(value) for value in range(100)], width=32)) <= 32
+    assert sparkline([float(value) for value in range(100)], width=32, ascii_only=True).isascii()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "want"), [(0, "0s"), (59.4, "59s"), (185, "3m05s"), (7440, "2h04m"), (273_600, "3d04h"), (-1, "0s")]
+)
+def test_durations(seconds: float, want: str) -> None:
+    assert short_duration(seconds) == want
+
+
+@pytest.mark.parametrize(("count", "want"), [(950, "950"), (51_200, "51.2k"), (3_400_000, "3.4M"), (0, "0")])
+def test_counts(count: float, want: str) -> None:
+    assert short_count(count) == want
+
+
+def test_no_percentage_of_nothing() -> None:
+    assert percent(1, 0) == ""

@@ -1,0 +1,161 @@
+"""Frames: what arrives is checked before anything is made of it."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.wire.frames import (
+    MAX_DIMENSIONS,
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    Buffer,
+    FrameError,
+    Header,
+    Kind,
+    TensorSpec,
+    VersionError,
+    decode_body,
+    encode_body,
+    encode_tensors,
+    pack,
+    unpack,
+)
+from services.wire.messages import EncodeArgs
+
+DTYPES = ["bool", "uint8", "int8", "uint16", "int32", "int64", "float16", "float32", "float64"]
+
+
+def message(tensors: dict[str, np.ndarray]) -> list[Buffer]:
+    specs, raw = encode_tensors(tensors)
+    body = encode_body(EncodeArgs(captions=["a seven"]))
+    return pack(Header(kind=Kind.REQUEST, request=1, method="encode", tensors=specs), body, raw=raw)
+
+
+def with_table(row: object, data: bytes) -> list[Buffer]:
+    """A message whose table has one row that our own encoder would not write."""
+    header: list[object] = list(msgspec.msgpack.decode(pack(Header(kind=Kind.REQUEST, request=1))[0]))
+    header[-1] = [row]
+    return [msgspec.msgpack.encode(header), b"\x80", data]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=MAX_DIMENSIONS))
+def test_any_array_comes_back_as_it_was_sent(dtype: str, shape: list[int]) -> None:
+    array = np.arange(int(np.prod(shape)), dtype=np.int64).astype(dtype).reshape(shape)
+
+    tensor = unpack(message({"x": array})).tensors["x"]
+
+    assert tensor.dtype == array.dtype
+    np.testing.assert_array_equal(tensor, array)
+
+
+def test_an_array_that_is_not_contiguous_travels_by_value() -> None:
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)[::2, ::3].T
+
+    np.testing.assert_array_equal(unpack(message({"x": array})).tensors["x"], array)
+
+
+def test_a_big_endian_array_arrives_with_the_same_values() -> None:
+    array = np.arange(5, dtype=">f4")
+
+    np.testing.assert_array_equal(unpack(message({"x": array})).tensors["x"], array)
+
+
+def test_the_body_comes_back_typed() -> None:
+    assert decode_body(unpack(message({})).body, as_type=EncodeArgs) == EncodeArgs(captions=["a seven"])
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"captions": [1]}), b"\x91" * 10_000])
+def test_a_body_of_another_type_is_refused(body: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode_body(body, as_type=EncodeArgs)
+
+
+def test_another_protocol_version_is_named_whatever_follows_it() -> None:
+    with pytest.raises(VersionError, match="protocol version 9; this side speaks 1"):
+        unpack([msgspec.msgpack.encode([9, {"quite": "another header"}]), b"\x80"])
+
+
+@pytest.mark.parametrize(
+    ("row", "data", "reason"),
+    [
+        (["x", "float32", [3]], b"12345678", "is not 8 bytes"),
+        (["x", "float32", [2**31, 2**31, 2**2]], b"", "is not 0 bytes"),
+        (["x", "float32", [-1]], b"1234", "header"),
+        (["x", "object", [1]], b"12345678", "header"),
+        (["x", "float32", [1] * (MAX_DIMENSIONS + 1)], b"1234", "header"),
+        (["x", "float32", [2**60]], b"", "header"),
+        (["", "uint8", [1]], b"1", "header"),
+        (["x" * 200, "uint8", [1]], b"1", "header"),
+        ("x", b"1", "header"),
+    ],
+)
+def test_a_table_that_does_not_fit_its_bytes_is_refused(row: object, data: bytes, reason: str) -> None:
+    with pytest.raises(FrameError, match=reason):
+        unpack(with_table(row, data))
+
+
+def test_more_frames_than_announced_are_refused() -> None:
+    with pytest.raises(FrameError, match="1 tensors announced, 2 frames follow"):
+        unpack([*message({"x": np.zeros(1)}), b"more"])
+
+
+def test_too_many_tensors_are_refused_on_both_sides() -> None:
+    with pytest.raises(FrameError, match="17 tensors"):
+        encode_tensors({str(number): np.zeros(1) for number in range(MAX_TENSORS + 1)})
+    with pytest.raises(FrameError, match="frames"):
+        unpack([b""] * (3 + MAX_TENSORS))
+
+
+def test_a_header_beyond_its_limit_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(FrameError, match="header of"):
+        unpack([b"\x91" * (MAX_HEADER_BYTES + 1), b""])
+
+
+def test_an_array_of_python_objects_cannot_be_sent() -> None:
+    with pytest.raises(FrameError, match="only bool"):
+        encode_tensors({"x": np.array([object()])})
+
+
+def test_a_name_cannot_be_there_twice() -> None:
+    header = Header(kind=Kind.REPLY, tensors=(TensorSpec("x", "uint8", (1,)), TensorSpec("x", "uint8", (1,))))
+
+    with pytest.raises(FrameError, match="twice"):
+        unpack(pack(header, b"\x80", raw=[b"1", b"2"]))
+
+
+def test_damaged_frames_are_refused_or_read_and_nothing_else_happens() -> None:
+    """Twenty thousand messages with bytes changed, cut, repeated or replaced."""
+    chance = random.Random(0)
+    original = [
+        bytes(frame) for frame in message({"x": np.arange(6, dtype=np.float32), "y": np.zeros((2, 3), np.uint8)})
+    ]
+    read = 0
+    for _ in range(20_000):
+        frames: list[Buffer] = list(original)
+        place = chance.randrange(len(frames))
+        damaged = bytearray(frames[place])
+        match chance.randrange(4):
+            case 0:
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            case 1:
+                del damaged[chance.randrange(len(damaged)) :]
+            case 2:
+                damaged = bytearray(chance.randbytes(chance.randrange(64)))
+            case _:
+                damaged += damaged[: chance.randrange(len(damaged))]
+        frames[place] = bytes(damaged)
+        try:
+            found = unpack(frames)
+            decode_body(found.body, as_type=EncodeArgs)
+        except FrameError:
+            continue
+        read += 1
+        assert sum(tensor.nbytes for tensor in found.tensors.values()) == sum(len(frame) for frame in frames[2:])
+    assert 0 < read < 20_000

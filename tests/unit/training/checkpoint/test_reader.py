@@ -1,0 +1,161 @@
+"""Loading: exact resumption, another world size, and every kind of damage a kill in the middle of a save can leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spec.errors import DataError
+from spec.train import ModelConfig
+from tests.unit.training.checkpoint.conftest import Learner
+from tests.unit.training.worlds import run_worlds, whole
+from training.checkpoint import CheckpointWriter
+from training.checkpoint.store import Place
+
+Make = Callable[..., Learner]
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str | None]] = {
+    "killed before COMMIT": (lambda folder: (folder / "COMMIT").unlink(), None),
+    "killed before MANIFEST": (
+        lambda folder: [(folder / name).unlink() for name in ("COMMIT", "MANIFEST.json")] and None,
+        None,
+    ),
+    "torn COMMIT": (lambda folder: _truncate(folder / "COMMIT"), "COMMIT cannot be read"),
+    "changed manifest": (lambda folder: _flip(folder / "MANIFEST.json"), "not the one that COMMIT names"),
+    "lost manifest": (lambda folder: (folder / "MANIFEST.json").unlink(), "FileNotFoundError"),
+    "flipped bit": (lambda folder: _flip(folder / "rank-0.safetensors"), "has the digest"),
+    "truncated part": (lambda folder: _truncate(folder / "rank-0.safetensors"), "bytes, the manifest says"),
+    "lost part": (lambda folder: (folder / "rank-0.safetensors").unlink(), "FileNotFoundError"),
+}
+
+
+def _save_two(make: Make, writer: CheckpointWriter) -> tuple[Learner, list[Any]]:
+    """Checkpoints after steps 2 and 4; the state at each."""
+    learner, states = make(), []
+    for _ in range(2):
+        learner.train(2)
+        states.append(learner.everything().clone())
+        learner.save(writer)
+    assert writer._wait_idle(20)
+    return learner, states
+
+
+def test_a_resumed_learner_takes_the_same_steps_bit_for_bit(
+    make: Make, writer: CheckpointWriter, tmp_path: Path
+) -> None:
+    learner, _ = _save_two(make, writer)
+    resumed = make()
+    loaded = resumed.load(tmp_path / "saved")
+    assert loaded is not None
+    assert (loaded.step, loaded.skipped, loaded.path.name) == (4, [], "e1-a1")
+    assert loaded.state == {"position": 48, "rounds": {"seq": 3}}
+    assert resumed.optimizer.steps == 4
+    assert learner.train(3) == resumed.train(3)
+    assert learner.everything().equal(resumed.everything())
+
+
+def test_nothing_committed_is_not_an_error(make: Make, tmp_path: Path) -> None:
+    assert make().load(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_to_the_newest_leads_to_the_one_before(
+    make: Make, writer: CheckpointWriter, tmp_path: Path, kind: str
+) -> None:
+    damage, reason = DAMAGE[kind]
+    _, states = _save_two(make, writer)
+    damage(Place(epoch=1, attempt=1, step=4).folder(tmp_path / "saved"))
+    resumed = make()
+    loaded = resumed.load(tmp_path / "saved")
+    assert loaded is not None
+    assert loaded.step == 2
+    assert resumed.everything().equal(states[0])
+    assert len(loaded.skipped) == (reason is not None)
+    if reason:
+        assert loaded.skipped[0].startswith("step 4 (e1-a1): ")
+        assert reason in loaded.skipped[0]
+
+
+def test_when_nothing_verifies_the_model_is_untouched_and_the_error_names_all(
+    make: Make, writer: CheckpointWriter, tmp_path: Path
+) -> None:
+    _save_two(make, writer)
+    for step in (2, 4):
+        _flip(Place(epoch=1, attempt=1, step=step).folder(tmp_path / "saved") / "rank-0.safetensors")
+    resumed = make()
+    before = resumed.everything().clone()
+    with pytest.raises(DataError, match=r"no committed checkpoint verifies: step 4 .*; step 2 .*") as caught:
+        resumed.load(tmp_path / "saved")
+    assert "move it away" in str(caught.value)
+    assert resumed.everything().equal(before)
+
+
+def test_another_model_is_refused_rather_than_started_afresh(
+    make: Make, writer: CheckpointWriter, tmp_path: Path
+) -> None:
+    _save_two(make, writer)
+    wider = make(model=ModelConfig(width=48, depth=2, heads=2, text_width=16))
+    with pytest.raises(DataError, match=r"the model needs \[288\]"):
+        wider.load(tmp_path / "saved")
+
+
+def test_a_vector_that_was_not_saved_is_missing(make: Make, writer: CheckpointWriter, tmp_path: Path) -> None:
+    learner = make()
+    writer.save(
+        step=1, model=learner.network, optimizer=learner.optimizer, ema=learner.ema, state={}, vectors={}
+    )  # fmt: skip
+    assert writer._wait_idle(20)
+    loaded = make().load(tmp_path / "saved")
+    assert loaded is not None
+    assert loaded.vectors == {}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Written by 2 x 2 ranks, read by 4, 2 and 1, and by 2 with one part damaged."""
+    return run_worlds("checkpoints", tmp_path_factory.mktemp("worlds"))
+
+
+def test_only_the_coordinator_reports_a_commit(worlds: dict[str, Any]) -> None:
+    assert [len(worlds[f"2x2-{rank}"]["outcomes"]) for rank in range(4)] == [2, 0, 0, 0]
+    assert all(one.startswith("SavedCheckpoint") for one in worlds["2x2-0"]["outcomes"])
+
+
+@pytest.mark.parametrize("label", ["4", "2", "1"])
+def test_any_world_size_takes_up_the_same_elements(worlds: dict[str, Any], label: str) -> None:
+    assert worlds[f"{label}-0"]["step"] == 3
+    assert worlds[f"{label}-0"]["names"] == ["anchor"]
+    for key in ("weights", "exp_avg_sq", "ema", "anchor"):
+        saved, taken = whole(worlds, "2x2", key), whole(worlds, label, key)
+        assert all((saved[name] == taken[name]).all() for name in saved), key
+
+
+@pytest.mark.parametrize("label", ["4", "2", "1"])
+def test_any_world_size_goes_on_as_if_nothing_had_happened(worlds: dict[str, Any], label: str) -> None:
+    straight, resumed = worlds["2x2-0"]["results"][3:], worlds[f"{label}-0"]["results"]
+    np.testing.assert_allclose(resumed, straight, rtol=1e-5)
+
+
+def test_damage_that_one_rank_sees_makes_all_fall_back(worlds: dict[str, Any]) -> None:
+    """The damaged part belongs to rank 1 alone; rank 0 could have read its own."""
+    for rank in (0, 1):
+        one = worlds[f"damaged-{rank}"]
+        assert one["step"] == 2
+        assert one["state"] == {"position": 24}
+        assert ["rank-1.safetensors has the digest" in reason for reason in one["skipped"]] == [True]
+    np.testing.assert_allclose(worlds["damaged-0"]["results"], worlds["2x2-0"]["results"][2:], rtol=1e-5)

@@ -1,0 +1,273 @@
+"""Workers that die are replaced, and nothing of a loader outlives its rank, whoever is killed and whenever."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from spec.errors import DataError
+from spec.shards import open_manifest, path_of
+from spec.train import ModelConfig
+from training.data.loader import Loader, LocalBatch, WorkerEvent
+
+SECONDS = 30.0
+MODEL = ModelConfig(image_size=4, channels=1)
+ROOT = Path(__file__).parents[4]
+SHARED_MEMORY = Path("/dev/shm")
+SCRIPT = """
+import os, signal, sys
+from spec.train import ModelConfig
+from training.data.loader import Loader
+
+def a_loader(workers=2):
+    return Loader(
+        sys.argv[1], seed=3, learner="east", start_position=0, batch=16, rank=0, world_size=1, workers=workers,
+        prefetch=4, model=ModelConfig(image_size=4, channels=1),
+    )
+
+def tell(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+def a_loader(dataset: str, **changes: Any) -> Loader:
+    arguments: dict[str, Any] = {
+        "seed": 3, "learner": "east", "start_position": 0, "batch": 16, "rank": 0, "world_size": 1, "workers": 2,
+        "prefetch": 4, "model": MODEL,
+    }  # fmt: skip
+    return Loader(dataset, **(arguments | changes))
+
+
+def take(loader: Loader, count: int) -> list[LocalBatch]:
+    return [loader.next(SECONDS) for _ in range(count)]
+
+
+def wanted(dataset: str, count: int) -> list[bytes]:
+    with a_loader(dataset, workers=0) as loader:
+        return [batch.noise.tobytes() for batch in take(loader, count)]
+
+
+def events_of(loader: Loader, *, count: int) -> list[WorkerEvent]:
+    """That many events, once they are there."""
+    with loader._changed:
+        assert loader._changed.wait_for(lambda: len(loader._events) >= count, SECONDS)
+    return loader.worker_events()
+
+
+@contextlib.contextmanager
+def a_rank(body: str, *, dataset: str, tmp_path: Path) -> Generator[subprocess.Popen[str]]:
+    """A process of its own that runs SCRIPT and `body`; killed at the end, if it still runs."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir(exist_ok=True)
+    script = tmp_path / "rank.py"
+    script.write_text(SCRIPT + body)
+    process = subprocess.Popen(
+        [sys.executable, str(script), dataset],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=SECONDS)
+
+
+def first_line(process: subprocess.Popen[str]) -> list[str]:
+    assert process.stdout is not None
+    return process.stdout.readline().split()
+
+
+def assert_all_end(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=SECONDS)
+    assert alive == []
+
+
+def test_a_killed_worker_is_replaced_and_nothing_changes_in_the_order(dataset: str) -> None:
+    want = wanted(dataset, 30)
+    with a_loader(dataset) as loader:
+        got = take(loader, 5)
+        victim, other = loader.pids
+        os.kill(victim, signal.SIGKILL)
+        (event,) = events_of(loader, count=1)
+        got += take(loader, 25)
+        assert (event.index, event.cause) == (0, "SIGKILL")
+        assert 0 <= event.detected_seconds <= event.redone_seconds < SECONDS
+        assert loader.worker_events() == []
+        assert other in loader.pids
+        assert victim not in loader.pids
+    assert [batch.noise.tobytes() for batch in got] == want
+
+
+def test_what_a_killed_worker_held_is_prepared_again(dataset: str) -> None:
+    """A stopped worker surely holds its tickets when it is killed, and nobody else is there to do them."""
+    want = wanted(dataset, 12)
+    with a_loader(dataset, workers=1, prefetch=4) as loader:
+        got = take(loader, 1)
+        with loader._changed:
+            assert loader._changed.wait_for(lambda: loader.ready == 4, SECONDS)
+        os.kill(loader.pids[0], signal.SIGSTOP)
+        got += take(loader, 4)  # hands four positions to the stopped worker
+        os.kill(loader.pids[0], signal.SIGKILL)
+        got += take(loader, 7)
+        (event,) = events_of(loader, count=1)
+        assert event.redone_seconds > event.detected_seconds
+    assert [batch.noise.tobytes() for batch in got] == want
+
+
+def test_the_forkserver_may_be_killed_too(dataset: str) -> None:
+    want = wanted(dataset, 20)
+    with a_loader(dataset) as loader:
+        got = take(loader, 5)
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
+        events = events_of(loader, count=2)
+        assert {event.cause for event in events} <= {"forkserver died", "SIGKILL"}
+        got += take(loader, 15)
+    assert [batch.noise.tobytes() for batch in got] == want
+
+
+def test_a_worker_that_hangs_is_named_at_the_deadline_and_can_go_on(dataset: str) -> None:
+    with a_loader(dataset, workers=1, prefetch=1) as loader:
+        take(loader, 1)
+        with loader._changed:
+            assert loader._changed.wait_for(lambda: loader.ready == 1, SECONDS)
+        (pid,) = loader.pids
+        os.kill(pid, signal.SIGSTOP)
+        take(loader, 1)
+        with pytest.raises(DataError, match=rf"no batch for position 32 within 0.05 s.*{pid}"):
+            loader.next(0.05)
+        os.kill(pid, signal.SIGCONT)
+        assert loader.next(SECONDS).position == 32
+
+
+def test_a_position_that_kills_every_worker_is_an_error_at_last(dataset: str) -> None:
+    """Each shard becomes a pipe that nobody writes to, so that every worker surely dies while it opens one."""
+    for shard in open_manifest(dataset).splits.train:
+        path = path_of(dataset).parent / shard.path
+        path.unlink()
+        os.mkfifo(path)
+    with a_loader(dataset, workers=1, prefetch=1) as loader:
+        killed: set[int] = set()
+        for _ in range(3):
+            with loader._changed:
+                assert loader._changed.wait_for(lambda: not killed & set(loader._pids()), SECONDS)
+                (pid,) = loader._pids()
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        with pytest.raises(DataError, match=r"3 loader workers in a row died \(SIGKILL\).*position 0"):
+            loader.next(SECONDS)
+
+
+def test_closing_ends_the_workers_and_may_be_repeated(dataset: str) -> None:
+    loader = a_loader(dataset)
+    take(loader, 2)
+    processes = [psutil.Process(pid) for pid in loader.pids]
+    loader.close()
+    loader.close()
+    assert not any(process.is_running() for process in processes)
+
+
+def test_closing_does_not_wait_for_a_worker_that_is_stopped(dataset: str) -> None:
+    loader = a_loader(dataset, workers=1)
+    take(loader, 1)
+    process = psutil.Process(loader.pids[0])
+    process.send_signal(signal.SIGSTOP)
+    loader.close()
+    assert not process.is_running()
+
+
+def test_a_worker_does_not_import_what_the_rank_did(dataset: str, tmp_path: Path) -> None:
+    """multiprocessing would import the rank's main module, here one with pydantic, into each worker."""
+    body = "loader = a_loader(1)\nloader.next(30)\ntell(*loader.pids)\nsys.stdin.read()\n"
+    with a_rank(body, dataset=dataset, tmp_path=tmp_path) as rank:
+        (pid,) = first_line(rank)
+        assert "pydantic_core" in Path(f"/proc/{rank.pid}/maps").read_text()
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert "numpy" in mapped
+        assert "pydantic_core" not in mapped
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle workers", "workers that hang in a read"])
+def test_nothing_outlives_a_rank_that_was_killed(dataset: str, tmp_path: Path, *, busy: bool) -> None:
+    if busy:
+        for shard in open_manifest(dataset).splits.train:
+            path = path_of(dataset).parent / shard.path
+            path.unlink()
+            os.mkfifo(path)
+    before = set(SHARED_MEMORY.iterdir())
+    body = f"loader = a_loader()\n{'' if busy else 'loader.next(30)'}\ntell(*loader.pids)\nsys.stdin.read()\n"
+    with a_rank(body, dataset=dataset, tmp_path=tmp_path) as rank:
+        workers = {int(pid) for pid in first_line(rank)}
+        children = psutil.Process(rank.pid).children(recursive=True)
+        assert workers < {child.pid for child in children}
+        assert len(children) == 4  # two workers, their forkserver, multiprocessing's resource tracker
+        rank.kill()
+        assert_all_end(children)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert set(SHARED_MEMORY.iterdir()) <= before
+
+
+def test_nothing_outlives_a_rank_that_leaves_without_closing(dataset: str, tmp_path: Path) -> None:
+    """A forked rank leaves by os._exit, which runs none of multiprocessing's own clean-up."""
+    body = "loader = a_loader()\nloader.next(30)\ntell(*loader.pids)\nsys.stdin.read()\nos._exit(0)\n"
+    with a_rank(body, dataset=dataset, tmp_path=tmp_path) as rank:
+        first_line(rank)
+        children = psutil.Process(rank.pid).children(recursive=True)
+        assert rank.stdin is not None
+        rank.stdin.close()
+        rank.stdin = None
+        assert rank.wait(SECONDS) == 0
+        assert_all_end(children)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+FORK = """
+first = a_loader()
+first.next(30)
+child = os.fork()
+if child == 0:
+    second = a_loader()
+    batch = second.next(30)
+    first.close()  # a copy: must not end the parent's workers
+    tell("child", batch.position, *second.pids)
+    sys.stdin.read()
+    os._exit(0)
+tell("parent", first.next(30).position, *first.pids)
+signal.pause()
+"""
+
+
+def test_a_forked_rank_has_a_forkserver_of_its_own(dataset: str, tmp_path: Path) -> None:
+    with a_rank(FORK, dataset=dataset, tmp_path=tmp_path) as parent:
+        lines = {line[0]: line[1:] for line in (first_line(parent), first_line(parent))}
+        assert (lines["parent"][0], lines["child"][0]) == ("16", "0")
+        (child,) = [
+            one
+            for one in psutil.Process(parent.pid).children()
+            if {int(pid) for pid in lines["child"][1:]}
+            & {grandchild.pid for grandchild in one.children(recursive=True)}
+        ]
+        of_child = child.children(recursive=True)
+        of_parent = [
+            one for one in psutil.Process(parent.pid).children(recursive=True) if one not in (child, *of_child)
+        ]
+        assert {int(pid) for pid in lines["parent"][1:]} < {one.pid for one in of_parent}
+        parent.kill()
+        workers = [one for one in of_parent if str(one.pid) in lines["parent"]]
+        assert_all_end(workers)  # though the child was forked with copies of all their pipes
+        assert child.is_running()
+        child.kill()
+        assert_all_end([child, *of_child, *of_parent])
+    assert list((tmp_path / "temporary").iterdir()) == []

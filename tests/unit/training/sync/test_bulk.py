@@ -1,0 +1,110 @@
+"""What the ports do with bodies that are wrong: one reason each, no memory taken, the next request still answered."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+from typing import Any
+
+import numpy as np
+
+from tests.unit.training.sync.conftest import Join, Serve
+from tests.unit.training.sync.world import DEADLINE, LAYOUT, Server
+from training.sync.messages import Contribution, PartHeader, PartReceipt, encode
+
+
+def ask(
+    server: Server, method: str, path: str, body: bytes = b"", *, port: str = "bulk", **headers: str
+) -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection(server.bulk if port == "bulk" else server.control, timeout=DEADLINE)
+    connection.request(method, f"/v1/r1/{path}", body=body, headers=headers)
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    return response.status, json.loads(text) if text else {}
+
+
+def part(
+    values: np.ndarray, *, ranges: list[tuple[int, int]], seq: int = 1, rank: int = 0, digest: str | None = None
+) -> bytes:
+    data = values.tobytes()
+    header = PartHeader(
+        learner="east",
+        generation=1,
+        seq=seq,
+        rank=rank,
+        fingerprint=LAYOUT.fingerprint,
+        ranges=ranges,
+        sha256=digest or hashlib.sha256(data).hexdigest(),
+    )
+    text = encode(header)
+    return len(text).to_bytes(4, "little") + text + data
+
+
+def test_bodies_that_are_wrong_are_refused_and_the_port_goes_on(serve: Serve, learn: Join) -> None:
+    server = serve()
+    learn(server, "east").join()
+    floats = np.ones(20, np.float32)
+    good = part(floats, ranges=[(0, 10)])
+    for body, status, reason in (
+        (part(floats, ranges=[(0, 9)]), 400, "bad_request"),
+        (part(floats, ranges=[(LAYOUT.total - 5, 10)]), 400, "bad_request"),
+        (part(floats, ranges=[(0, 10)], digest="0" * 64), 422, "damaged"),
+        (good[:-1] + bytes([good[-1] ^ 1]), 422, "damaged"),
+        (b"\xff\xff\xff\xff" + good, 413, "too_large"),
+        (b"\x02\0\0\0{}", 400, "bad_request"),
+        (b"\x10\0\0\0" + b"\x80" * 16, 400, "bad_request"),
+    ):
+        found, reply = ask(server, "PUT", "part", body)
+        assert (found, reply["reason"]) == (status, reason), reply
+    assert ask(server, "PUT", "part", good) == (
+        200,
+        {"rank": 0, "sha256": hashlib.sha256(floats.tobytes()).hexdigest()},
+    )
+    assert ask(server, "PUT", "part", good)[0] == 200
+    assert ask(server, "PUT", "part", part(floats * 2, ranges=[(0, 10)]))[1]["reason"] == "conflict"
+    assert ask(server, "PUT", "part", part(floats, ranges=[(5, 10)], rank=1))[1]["reason"] == "overlap"
+    assert ask(server, "GET", "parts/east/1/1/0", port="control") == (200, {"state": "held"})
+    assert ask(server, "GET", "parts/east/1/1/7", port="control") == (200, {"state": "missing"})
+    assert ask(server, "GET", "nothing")[1]["reason"] == "unknown_path"
+    assert ask(server, "GET", "models/" + "0" * 64)[1]["reason"] == "unknown_model"
+    assert ask(server, "POST", "theta/9", b'{"ranges": [[0, 1]]}')[1]["reason"] == "unknown_version"
+    assert ask(server, "POST", "register", b"[]", port="control")[1]["reason"] == "bad_request"
+    status, reply = ask(server, "POST", "register", b"", port="control", **{"Content-Length": str(2**40)})
+    assert (status, reply["reason"]) == (413, "too_large")
+
+
+def test_a_contribution_without_all_elements_is_invalid(serve: Serve, learn: Join) -> None:
+    server = serve()
+    learn(server, "east").join()
+    floats = np.ones(20, np.float32)
+    _, receipt = ask(server, "PUT", "part", part(floats, ranges=[(0, 10)]))
+    contribution = Contribution(
+        learner="east",
+        generation=1,
+        seq=1,
+        base_version=0,
+        steps=1,
+        samples=1,
+        cursor=1,
+        parts=[PartReceipt(**receipt)],
+        fingerprint=LAYOUT.fingerprint,
+    )
+    body = b'{"contribution":' + encode(contribution) + b',"wait_seconds":0}'
+    status, verdict = ask(server, "POST", "commit", body, port="control")
+    assert (status, verdict["kind"]) == (200, "invalid")
+    assert "elements 10 to" in verdict["reason"]
+    missing = body.replace(b'"seq":1', b'"seq":2')
+    assert ask(server, "POST", "commit", missing, port="control")[1]["reason"] == "parts_missing"
+
+
+def test_paths_of_other_runs_and_versions_are_refused(serve: Serve) -> None:
+    server = serve()
+    for path in ("/", "/v1", "/v1/r1", "/v2/r1/status", "/v1/other/status"):
+        connection = http.client.HTTPConnection(server.control, timeout=DEADLINE)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.status == 404
+        assert json.loads(response.read())["message"]
+        connection.close()
