@@ -55,7 +55,7 @@ def _create(venv: Path, *, lock: Path, stamp: Path, digest: str) -> int:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
     steps += [
         ("uv", [*pip, "-r", str(ROOT / "requirements" / "uv.txt")]),
-        ("packages", [str(uv), "pip", "install", "--python", str(python), "--require-hashes", "-r", str(lock)]),
+        ("packages", [str(uv), "pip", "install", "--compile-bytecode", "--python", str(python), "--require-hashes", "-r", str(lock)]),
         ("this project", [str(uv), "pip", "install", "--quiet", "--python", str(python), "--no-deps", "--no-build-isolation", "-e", str(ROOT)]),
     ]
     for name, command in steps:

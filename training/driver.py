@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.util
 
 from spec import events as ev
 from spec.errors import EXIT_FAILED, DataError, GkrError, UnreachableError
@@ -30,7 +31,6 @@ from spec.plan import LearnerPlan, Plan
 from spec.shards import open_manifest
 from training.attempts import Attempts, previous_attempts
 from training.evaluation import Evaluation
-from training.processes import die_with_parent
 from training.recovery import NodesReady
 
 log = logging.getLogger("driver")
@@ -78,7 +78,6 @@ class EventLog:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the learner to its end; returns the exit code of the contract."""
-    die_with_parent(signal.SIGTERM)
     options = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     out = EventLog(options.events, source=f"driver/{options.learner}")
@@ -187,7 +186,7 @@ class Driver:
 
         return start_services(
             self.learner, manifest=self.learner.data_manifest, cache_dir=self.options.run_dir / "state" / "cache" / self.learner.name,
-            log_dir=self.options.log_dir,
+            log_dir=self.options.log_dir, bind_host=ray.util.get_node_ip_address(), reserve_cpus=bool(os.environ.get("RAY_ADDRESS")),
         )  # fmt: skip
 
     def _watch(self, attempts: Attempts, *, services: Any, evaluation: Evaluation | None, failed: tuple[str, ...]) -> int:
@@ -223,7 +222,8 @@ class Driver:
                 ev.Recovery, learner=self.learner.name, what=f"service {death.service}-{death.index}", cause=death.cause,
                 action="restarted" if death.restarted else "given up", detected_seconds=death.detected_seconds,
             )  # fmt: skip
-            if not death.restarted:
+            serving = any(replica.service == death.service for replica in result.directory.replicas)
+            if not death.restarted and not serving and f"{death.service}-{death.index}" in result.failed:
                 raise GkrError(f"service {death.service} keeps failing: {death.cause}", hint=f"see {self.options.log_dir}/service-{death.service}-*.log")
 
 

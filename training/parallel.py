@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from spec.errors import ConfigError
@@ -115,11 +115,14 @@ class FlatRange(NamedTuple):
 
 def flat_ranges(model: nn.Module) -> list[FlatRange]:
     """This rank's ranges in order of the parameters' names; a parameter of which it holds nothing has length 0."""
+    sharded = isinstance(model, FSDPModule)
     ranges: list[FlatRange] = []
     for name, parameter in sorted(model.named_parameters()):
         start, length = 0, parameter.numel()
         if isinstance(parameter, DTensor):
             start, length = _shard_of(parameter)
+        else:
+            assert not sharded, f"{name} is gathered: call reshard() after a forward pass without a backward pass"
         ranges.append(FlatRange(name, parameter, start, length))
     return ranges
 

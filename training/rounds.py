@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from spec import events as ev
-from spec.errors import UnreachableError
+from spec.errors import RefusedError, UnreachableError
 from spec.plan import Plan
 from training import parallel
 from training.checkpoint import Loaded
@@ -92,6 +92,8 @@ class Rounds:
 
     def committed(self) -> None:
         """One inner step is committed."""
+        if self._client.fenced:
+            raise RefusedError("a newer process speaks for this learner", hint="nothing to do: this attempt is over")
         now = time.monotonic()
         self._state = self._state.ran(self._batch)
         if self._context.rank == 0:

@@ -11,10 +11,12 @@ import logging
 import os
 from collections import deque
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from services.client import ServiceClient
 from spec import events as ev
@@ -178,7 +180,7 @@ class _Trainer:
 
     def _validate(self) -> None:
         self.page.phase("validate")
-        loss = self.validation.loss(self.model)
+        loss = self.validation.loss(cast("FSDPModule", self.model))
         if self.context.rank == 0:
             self.events.emit(ev.Validation, learner=self.learner.name, round=self.rounds.version, loss=loss)
 

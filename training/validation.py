@@ -5,15 +5,19 @@ All ranks take part, each with its slice; learners with equal weights report equ
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from spec.plan import Plan
 from training.conditions import Conditions
 from training.context import RuntimeContext
 from training.data.held_out import held_out
 from training.models import flow
+from training.models.dit import Velocity
 
 SAMPLES = 256
 
@@ -45,8 +49,10 @@ class Validation:
         self._count = count
 
     @torch.no_grad()
-    def loss(self, model: torch.nn.Module) -> float:
+    def loss(self, model: FSDPModule) -> float:
         """Mean velocity error per pixel over all ranks' slices."""
-        total = flow.loss(model, **self._batch).double().sum()
+        total = flow.loss(cast("Velocity", model), **self._batch).double().sum()
+        # Without a backward pass FSDP leaves the root's own parameters gathered; whoever looks at this rank's shards next must find shards.
+        model.reshard()
         dist.all_reduce(total)
         return float(total) / self._count

@@ -112,7 +112,7 @@ def commit(root: Path, *, manifest: Manifest) -> None:
     newest = next((one for one in places(root) if is_committed(root, place=one)), None)
     if newest is not None and newest > place:
         raise DataError(
-            f"epoch {newest.epoch} attempt {newest.attempt} has committed step {newest.step} already; this attempt is over",
+            f"epoch {newest.epoch} attempt {newest.attempt} has committed step {newest.step} already; this one is over",
             where=str(folder),
         )
     seal = Commit(
@@ -133,7 +133,7 @@ def remove(root: Path, *, place: Place) -> None:
 
 
 def prune(root: Path, *, keep: int, own: Place) -> list[Place]:
-    """Delete what `keep` newer verified checkpoints have replaced, and unfinished attempts older than `own`; what went."""
+    """Delete what `keep` newer whole checkpoints have replaced, and unfinished ones older than `own`; returns both."""
     gone: list[Place] = []
     verified = 0
     for place in places(root):

@@ -265,7 +265,7 @@ class CheckpointWriter:
         return sum(part.bytes for part in parts)
 
     def _collect(self, job: _Job, *, folder: Path) -> list[Part]:
-        """All ranks' parts, once their receipts are there; DataError for the first that failed or did not come in time."""
+        """All ranks' parts, once their receipts are there; DataError for the first that failed or came too late."""
         deadline = time.monotonic() + self._deadline_seconds
         parts: dict[int, Part] = {}
         while True:

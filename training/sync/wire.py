@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 JSON_LIMIT = 16 << 20
 """Largest JSON body: a layout of some hundred thousand parameters."""
-_DISCARD_LIMIT = 64 << 20
 _DISCARD_SECONDS = 5.0
+"""Longest silence of a sender whose body is thrown away."""
 _CHUNK = 1 << 20
 T = TypeVar("T", bound=Struct)
 
@@ -158,17 +158,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, error: Refusal) -> None:
         """Say no, then throw the rest of the body away: a sender that is cut off would see no reason."""
-        self.close_connection = self.close_connection or self.unread > _DISCARD_LIMIT
         _LOG.info("refused %s of %s: %s (%s)", self.path, self.client_address[0], error.message, error.reason)
         self.reply(ErrorReply(reason=error.reason, message=error.message, hint=error.hint), status=error.status)
         self.connection.settimeout(_DISCARD_SECONDS)
-        left = min(self.unread, _DISCARD_LIMIT)
-        while left > 0:
-            size = len(self.rfile.read(min(left, _CHUNK)))
+        while self.unread > 0:
+            size = len(self.rfile.read(min(self.unread, _CHUNK)))
             if not size:
                 self.close_connection = True
                 break
-            left -= size
+            self.unread -= size
         self.connection.settimeout(self.timeout)
 
 

@@ -175,7 +175,7 @@ def whole(worlds: dict[str, Any], label: str, key: str) -> dict[str, np.ndarray]
 
 
 def checkpoints(folder: Path) -> None:
-    """Saved after 2 and 3 steps by 2 x 2 ranks; taken up by 4, 2 and 1, which go on; then by 2 with one damaged part."""
+    """Saved after 2 and 3 steps by 2 x 2 ranks; taken up by 4, 2 and 1, which go on; by 2 with a damaged part."""
     from training.checkpoint import CheckpointWriter, load_latest
     from training.parallel import gather_local, is_primary_replica
 

@@ -29,18 +29,26 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def _unlink(*names: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str | None]] = {
-    "killed before COMMIT": (lambda folder: (folder / "COMMIT").unlink(), None),
+    "killed before COMMIT": (_unlink("COMMIT"), None),
     "killed before MANIFEST": (
-        lambda folder: [(folder / name).unlink() for name in ("COMMIT", "MANIFEST.json")] and None,
+        _unlink("COMMIT", "MANIFEST.json"),
         None,
     ),
     "torn COMMIT": (lambda folder: _truncate(folder / "COMMIT"), "COMMIT cannot be read"),
     "changed manifest": (lambda folder: _flip(folder / "MANIFEST.json"), "not the one that COMMIT names"),
-    "lost manifest": (lambda folder: (folder / "MANIFEST.json").unlink(), "FileNotFoundError"),
+    "lost manifest": (_unlink("MANIFEST.json"), "FileNotFoundError"),
     "flipped bit": (lambda folder: _flip(folder / "rank-0.safetensors"), "has the digest"),
     "truncated part": (lambda folder: _truncate(folder / "rank-0.safetensors"), "bytes, the manifest says"),
-    "lost part": (lambda folder: (folder / "rank-0.safetensors").unlink(), "FileNotFoundError"),
+    "lost part": (_unlink("rank-0.safetensors"), "FileNotFoundError"),
 }
 
 
@@ -110,7 +118,7 @@ def test_another_model_is_refused_rather_than_started_afresh(
 ) -> None:
     _save_two(make, writer)
     wider = make(model=ModelConfig(width=48, depth=2, heads=2, text_width=16))
-    with pytest.raises(DataError, match=r"the model needs \[288\]"):
+    with pytest.raises(DataError, match=r"as \[16\], the model needs \[24\]"):
         wider.load(tmp_path / "saved")
 
 

@@ -70,7 +70,7 @@ def test_a_copy_under_another_name_is_not_believed(tmp_path: Path) -> None:
     copy = Place(epoch=1, attempt=1, step=6)
     copy.folder(tmp_path).parent.mkdir()
     place.folder(tmp_path).rename(copy.folder(tmp_path))
-    with pytest.raises(DataError, match="it is a copy of .*step-00000005"):
+    with pytest.raises(DataError, match=r"it is a copy of .*step-00000005"):
         store.read_manifest(tmp_path, place=copy)
 
 
@@ -89,7 +89,11 @@ def test_pruning_keeps_the_newest_that_look_whole_and_what_later_attempts_write(
 
 def test_a_deletion_that_is_cut_short_leaves_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = _commit(tmp_path, epoch=1, attempt=1, step=5)
-    monkeypatch.setattr(store.shutil, "rmtree", lambda *_arguments, **_options: None)  # the process ends here
+
+    def end_here(_folder: Path, *, ignore_errors: bool) -> None:
+        assert ignore_errors
+
+    monkeypatch.setattr(store.shutil, "rmtree", end_here)
     store.remove(tmp_path, place=place)
     assert not store.is_committed(tmp_path, place=place)
     assert (place.folder(tmp_path) / "MANIFEST.json").exists()

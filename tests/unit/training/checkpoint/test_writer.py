@@ -100,7 +100,7 @@ def test_state_that_is_not_json_is_refused_at_the_call(make: Make, writer: Check
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system that holds one checkpoint of the small learner and not two; without root, a limit on file size instead."""
+    """A file system that holds one small checkpoint and not two; without root, the test limits file sizes instead."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if (

@@ -75,6 +75,15 @@ def test_bodies_that_are_wrong_are_refused_and_the_port_goes_on(serve: Serve, le
     assert (status, reply["reason"]) == (413, "too_large")
 
 
+def test_a_large_body_that_is_refused_still_gets_its_reason(serve: Serve, learn: Join) -> None:
+    """More than fits into the sockets' buffers: a sender that was cut off would retry until its deadline instead."""
+    server = serve()
+    learn(server, "east").join()
+    body = part(np.zeros(20_000_000, np.float32), ranges=[(0, 10_000_000)])
+    status, reply = ask(server, "PUT", "part", body)
+    assert (status, "lies outside" in reply["message"]) == (400, True)
+
+
 def test_a_contribution_without_all_elements_is_invalid(serve: Serve, learn: Join) -> None:
     server = serve()
     learn(server, "east").join()
