@@ -22,7 +22,7 @@ from services.server import Server
 from services.service import Reply, Service
 from spec.errors import RefusedError, UnreachableError
 from spec.services import Directory, Replica
-from tests.unit.services.echo import Echo, EchoArgs, EchoReply, Gated, context
+from tests.builders.echo import Echo, EchoArgs, EchoReply, Gated, context
 
 SECONDS = 20.0
 
@@ -43,7 +43,7 @@ def publish(path: Path, *endpoints: tuple[int, str], epoch: int) -> None:
 @contextmanager
 def replica_process(incarnation: int) -> Generator[tuple[subprocess.Popen[str], Callable[[], str]]]:
     """A replica in a process of its own, and what waits for its endpoint."""
-    command = [sys.executable, "-m", "tests.unit.services.echo", str(incarnation)]
+    command = [sys.executable, "-m", "tests.builders.echo", str(incarnation)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         said = process.stdout

@@ -19,7 +19,7 @@ from services.directory import write_directory
 from services.hosting import PollResult, ReplicaDeath, ServiceHosts, start_services
 from services.service import Reply
 from spec.plan import LearnerPlan, ServicePlan
-from tests.unit.services.echo import EchoArgs, EchoReply
+from tests.builders.echo import EchoArgs, EchoReply
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 SECONDS = 60.0
-ECHO = "tests.unit.services.echo:Echo"
+ECHO = "tests.builders.echo:Echo"
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_replica_that_dies_at_every_start_is_given_up_with_its_cause(
 ) -> None:
     """Slow: shares the Ray of this file. One restart instead of three, because each takes seconds."""
     monkeypatch.setattr(hosting, "MAX_FRUITLESS_STARTS", 1)
-    with watched(tmp_path, path="tests.unit.services.echo:Dying") as service:
+    with watched(tmp_path, path="tests.builders.echo:Dying") as service:
         service.until_serving(0, deaths=2)
 
         assert [death.restarted for death in service.deaths] == [True, False]
@@ -158,7 +158,7 @@ def test_a_replica_that_dies_at_every_start_is_given_up_with_its_cause(
 @pytest.mark.usefixtures("small_ray")
 def test_a_configuration_that_is_refused_is_not_tried_again(tmp_path: Path) -> None:
     """Slow: shares the Ray of this file."""
-    with watched(tmp_path, path="tests.unit.services.echo:Misconfigured") as service:
+    with watched(tmp_path, path="tests.builders.echo:Misconfigured") as service:
         service.until_serving(0, deaths=1)
 
         assert [death.restarted for death in service.deaths] == [False]

@@ -10,7 +10,7 @@ import pytest
 from services.reception import MAX_VIOLATIONS, ClientId, Reception
 from services.scheduler import Ticket
 from services.wire.frames import Buffer, ErrorBody, Header, Kind, Message, decode_body, encode_body, pack, unpack
-from tests.unit.services.echo import Echo, EchoArgs, EchoReply
+from tests.builders.echo import Echo, EchoArgs, EchoReply
 
 WEST, EAST = b"route-west", b"route-east"
 

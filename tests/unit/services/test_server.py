@@ -19,7 +19,7 @@ from services.service import Service
 from services.wire.frames import Header, Kind, Message, encode_body, pack, unpack
 from spec.errors import ConfigError, RefusedError
 from spec.services import Directory, Replica
-from tests.unit.services.echo import Echo, EchoArgs, EchoReply, Gated, context
+from tests.builders.echo import Echo, EchoArgs, EchoReply, Gated, context
 
 SECONDS = 20.0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spec.errors import ConfigError
-from tests.unit.training.worlds import make_learner
+from tests.builders.worlds import make_learner
 from training.models.dit import DiT, initialise
 from training.parallel import (
     assign_local,

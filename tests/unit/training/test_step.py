@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.training.worlds import make_learner, run_steps, run_worlds, whole
+from tests.builders.worlds import make_learner, run_steps, run_worlds, whole
 from training.parallel import close_process_group, gather_local, init_process_group
 from training.step import StepBatch, train_step
 

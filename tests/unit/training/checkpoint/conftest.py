@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.training.worlds import make_learner, run_steps
+from tests.builders.worlds import make_learner, run_steps
 from training.checkpoint import CheckpointWriter, Loaded, load_latest
 from training.ema import Ema
 from training.optimizer import ShardedAdamW

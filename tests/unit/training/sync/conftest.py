@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spec.plan import Plan
-from tests.unit.training.sync.world import Server, ToyLearner, make_plan, start_server
+from tests.builders.sync_world import Server, ToyLearner, make_plan, start_server
 
 Serve = Callable[..., Server]
 Join = Callable[..., ToyLearner]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.training.sync.conftest import Join, Serve
-from tests.unit.training.sync.world import DEADLINE, LAYOUT, Server
+from tests.builders.sync_world import DEADLINE, LAYOUT, Server
 from training.sync.messages import Contribution, PartHeader, PartReceipt, encode
 
 

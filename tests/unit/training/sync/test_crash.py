@@ -15,7 +15,7 @@ import pytest
 
 from spec.errors import ConfigError, DataError
 from spec.events import Note, SyncMerged, read_events
-from tests.unit.training.sync.world import LAYOUT, ROUND_SAMPLES, ema_of, make_plan, seed_weights, train
+from tests.builders.sync_world import LAYOUT, ROUND_SAMPLES, ema_of, make_plan, seed_weights, train
 from training.sync.contract import contract_hash
 from training.sync.journal import Journal
 from training.sync.layout import Floats

@@ -19,7 +19,7 @@ from spec.errors import EXIT_CONFIG, EXIT_REFUSED, UnreachableError
 from spec.events import Note, SyncWaiting
 from spec.sync import SyncConfig
 from tests.unit.training.sync.conftest import Join, Serve
-from tests.unit.training.sync.world import (
+from tests.builders.sync_world import (
     DEADLINE,
     LAYOUT,
     ROUND_SAMPLES,

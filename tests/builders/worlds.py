@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_worlds(scenario: str, folder: Path, *, deadline_seconds: float = 150, **options: Any) -> dict[str, Any]:

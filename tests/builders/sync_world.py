@@ -28,7 +28,7 @@ from training.sync.messages import Contribution, Registration, Verdict
 LAYOUT = Layout.from_shapes({"head.weight": [7, 5], "body.weight": [31, 4], "body.bias": [31], "scale": []})
 ROUND_SAMPLES = 40
 DEADLINE = 30.0
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_plan(
