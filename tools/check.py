@@ -1,7 +1,7 @@
 """Everything static in one command: `make check`.
 
-Format, lint, types, import rules and generated files, each a plain command that can be run alone. All of them run, so that one look shows
-everything; the exit code is 1 if any failed.
+Format, lint, types, import rules and generated files, each a plain command that can be run alone. All of them run, so
+that one look shows everything; the exit code is 1 if any failed.
 """
 
 from __future__ import annotations

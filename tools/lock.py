@@ -1,7 +1,7 @@
 """Writes the hash locks under requirements/: `make lock`.
 
-One lock per role and one for all, compiled from pyproject.toml with hashes and without any index address. The locks of the roles are
-constrained by the lock of all, so that a version is the same everywhere.
+One lock per role and one for all, compiled from pyproject.toml with hashes and without any index address. The locks of
+the roles are constrained by the lock of all, so that a version is the same everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 UV_VERSION = "0.13.8"
-FLAGS = ["--python-version", "3.11", "--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--quiet"]
+FLAGS = [
+    "--python-version",
+    "3.11",
+    "--generate-hashes",
+    "--no-emit-index-url",
+    "--no-header",
+    "--no-annotate",
+    "--quiet",
+]
 ROLES = {"cli": ["cli"], "services": ["services", "encoder"], "training": ["training"], "dev": ["dev"]}
 
 

@@ -1,7 +1,8 @@
 """Creates `.venv` from the locks: `make setup`.
 
-Needs Python 3.11 or newer and the package index, nothing else. The environment is remade only when a lock or the interpreter changed: a
-second call compares digests and returns. Standard library only, because it runs before anything is installed.
+Needs Python 3.11 or newer and the package index, nothing else. The environment is remade only when a lock or the
+interpreter changed: a second call compares digests and returns. Standard library only, because it runs before anything
+is installed.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="folder of the environment")
     parser.add_argument("--role", default="all", help="a lock in requirements/ without its suffix; default: all roles")
     options = parser.parse_args()
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before anything checks the version
         sys.stderr.write(f"Python {sys.version.split()[0]} is too old; run make with PYTHON=python3.11 or newer\n")
         return 3
     lock = ROOT / "requirements" / f"{options.role}.txt"
     if not lock.is_file():
-        sys.stderr.write(f"{lock}: no such lock; roles are {', '.join(sorted(p.stem for p in lock.parent.glob('*.txt')))}\n")
+        sys.stderr.write(
+            f"{lock}: no such lock; roles are {', '.join(sorted(p.stem for p in lock.parent.glob('*.txt')))}\n"
+        )
         return 3
     stamp, digest = options.venv / "setup.sha256", _digest(lock)
     if stamp.is_file() and stamp.read_text() == digest:
@@ -55,14 +58,41 @@ def _create(venv: Path, *, lock: Path, stamp: Path, digest: str) -> int:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
     steps += [
         ("uv", [*pip, "-r", str(ROOT / "requirements" / "uv.txt")]),
-        ("packages", [str(uv), "pip", "install", "--compile-bytecode", "--python", str(python), "--require-hashes", "-r", str(lock)]),
-        ("this project", [str(uv), "pip", "install", "--quiet", "--python", str(python), "--no-deps", "--no-build-isolation", "-e", str(ROOT)]),
+        (
+            "packages",
+            [
+                str(uv),
+                "pip",
+                "install",
+                "--compile-bytecode",
+                "--python",
+                str(python),
+                "--require-hashes",
+                "-r",
+                str(lock),
+            ],
+        ),
+        (
+            "this project",
+            [
+                str(uv),
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                str(python),
+                "--no-deps",
+                "--no-build-isolation",
+                "-e",
+                str(ROOT),
+            ],
+        ),
     ]
     for name, command in steps:
         _say(f"  {name} ...")
         done = subprocess.run(command, check=False, timeout=DEADLINE_SECONDS, env={**os.environ, "UV_NO_PROGRESS": "1"})
         if done.returncode:
-            _say(f"setup failed at step {name!r} (exit {done.returncode}); its output is above. Nothing needs cleaning: run it again")
+            _say(f"setup failed at step {name!r} (exit {done.returncode}), see above; it can be run again")
             return done.returncode
     stamp.write_text(digest)
     _say(f"ready in {time.monotonic() - started:.0f} s")

@@ -1,7 +1,7 @@
 """A short real `make train` that loses a rank on the way, and assertions on its summary. Used by `.ci/run`.
 
-The first rank of the second learner gets SIGKILL once the second outer round is merged. The run must succeed all the same, with the recovery
-in its summary and nothing lost in its ledger.
+The first rank of the second learner gets SIGKILL once the second outer round is merged. The run must succeed all the
+same, with the recovery in its summary and nothing lost in its ledger.
 """
 
 from __future__ import annotations
@@ -19,15 +19,23 @@ ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 600
 SETTINGS = "train.samples=15360 train.evaluation.every_rounds=4"
 KEYS = {
-    "status", "wall_seconds", "versions", "learners", "sync", "evaluation", "preflight", "services", "recoveries",
-}  # fmt: skip
+    "status",
+    "wall_seconds",
+    "versions",
+    "learners",
+    "sync",
+    "evaluation",
+    "preflight",
+    "services",
+    "recoveries",
+}
 
 
 def main() -> int:
     """Run, kill, wait, judge."""
     latest = ROOT / "runs" / "latest"
     before = latest.resolve() if latest.exists() else None
-    make = subprocess.Popen(["make", "train", f"SET={SETTINGS}"], cwd=ROOT)  # noqa: S607
+    make = subprocess.Popen(["make", "train", f"SET={SETTINGS}"], cwd=ROOT)
     deadline = time.monotonic() + DEADLINE_SECONDS
     killed = False
     while make.poll() is None:
@@ -43,7 +51,12 @@ def main() -> int:
         return 1
     summary = json.loads((latest / "summary.json").read_text())
     problems = _judge(summary, killed=killed)
-    sys.stdout.write(json.dumps({key: summary[key] for key in ("status", "wall_seconds", "sync", "evaluation", "recoveries")}, indent=1) + "\n")
+    sys.stdout.write(
+        json.dumps(
+            {key: summary[key] for key in ("status", "wall_seconds", "sync", "evaluation", "recoveries")}, indent=1
+        )
+        + "\n"
+    )
     for problem in problems:
         sys.stderr.write(f"summary: {problem}\n")
     sys.stdout.write(f"short training: {'ok' if not problems else 'FAILED'}\n")
@@ -70,12 +83,15 @@ def _kill_when_merged(run: Path) -> bool:
 
 
 def _judge(summary: dict[str, Any], *, killed: bool) -> list[str]:
-    sync, evaluation = summary.get("sync") or {}, summary.get("evaluation") or {}
-    wanted = {
+    sync: dict[str, Any] = summary.get("sync") or {}
+    evaluation: dict[str, Any] = summary.get("evaluation") or {}
+    wanted: dict[str, bool] = {
         "every key of the contract": summary.keys() >= KEYS,
         "status succeeded": summary.get("status") == "succeeded",
         "a rank was killed": killed,
-        "a recovery by SIGKILL": any(one["learner"] == "west" and "SIGKILL" in one["cause"] for one in summary["recoveries"]),
+        "a recovery by SIGKILL": any(
+            one["learner"] == "west" and "SIGKILL" in one["cause"] for one in summary["recoveries"]
+        ),
         "at least 5 rounds": sync.get("rounds", 0) >= 5,
         "learners agree": sync.get("learners_agree") is True,
         "ledger balance 0": sync.get("ledger_imbalance") == 0,

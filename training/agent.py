@@ -1,7 +1,8 @@
 """The agent: a node's `training.node.Node` as a Ray actor.
 
-Ray places it, names it and tells when it died; commands and polls are the only traffic, a few a second, never on the path of a step. Its death
-ends its zygote and its ranks. One agent per node, and nothing else of ours on a GPU node is a Ray actor.
+Ray places it, names it and tells when it died; commands and polls are the only traffic, a few a second, never on the
+path of a step. Its death ends its zygote and its ranks. One agent per node, and nothing else of ours on a GPU node is a
+Ray actor.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import ray.util
 
 from spec.events import Check
 from spec.plan import Plan
-from training.node import Node, Snapshot, rank_jobs
 from training.context import RuntimeContext
+from training.node import Node, Snapshot, rank_jobs
 from training.preflight import PreflightRequest, check_node
 from training.processes import free_port
 

@@ -1,7 +1,7 @@
 """The agents of one learner as the driver reaches them: a handle per node, every call with a deadline.
 
-A dead agent is an answer (`AgentLost`), not an exception that could escape a poll. Ray itself is imported by `training.agent` and
-`training.driver` only; what is needed of it here comes through `training.agent.remote`.
+A dead agent is an answer (`AgentLostError`), not an exception that could escape a poll. Ray itself is imported by
+`training.agent` and `training.driver` only; what is needed of it here comes through `training.agent.remote`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPAWN_DEADLINE_SECONDS = 180.0
 POLL_DEADLINE_SECONDS = 5.0
 
 
-class AgentLost(Exception):
+class AgentLostError(Exception):
     """The agent of a node does not answer any more."""
 
     def __init__(self, node: str, cause: str) -> None:
@@ -68,17 +68,28 @@ class Agents:
             result[f"zygote-{index}"] = 0 if isinstance(zygote, remote.Failed) else int(zygote)
         return result
 
-    def preflight(self, plan: Plan, *, logs: dict[str, str], deadline_seconds: float) -> dict[str, list[dict[str, Any]]]:
+    def preflight(
+        self, plan: Plan, *, logs: dict[str, str], deadline_seconds: float
+    ) -> dict[str, list[dict[str, Any]]]:
         """Every node's checks, run at once."""
         text = plan.write_json()
-        asked = {node: handle.preflight.remote(text, self._learner.name, node, logs[node]) for node, handle in self._handles.items()}
+        asked = {
+            node: handle.preflight.remote(text, self._learner.name, node, logs[node])
+            for node, handle in self._handles.items()
+        }
         deadline = time.monotonic() + deadline_seconds
         results: dict[str, list[dict[str, Any]]] = {}
         for node, reference in asked.items():
             answer = remote.result(reference, timeout_seconds=max(0.0, deadline - time.monotonic()))
             if isinstance(answer, remote.Failed):
                 results[node] = [
-                    {"id": "A1", "name": "agent answers", "verdict": "FAIL", "value": answer.text, "threshold": f"an answer within {deadline_seconds:.0f} s"}
+                    {
+                        "id": "A1",
+                        "name": "agent answers",
+                        "verdict": "FAIL",
+                        "value": answer.text,
+                        "threshold": f"an answer within {deadline_seconds:.0f} s",
+                    }
                 ]
                 continue
             results[node] = answer
@@ -91,24 +102,26 @@ class Agents:
         address, port = str(self._call(first, "address")), int(self._call(first, "free_port"))
         asked: dict[str, Any] = {}
         for node, own in ranks.items():
-            placed = replace(context, node=node, node_dir=str(self._folder / node), master_addr=address, master_port=port)
+            placed = replace(
+                context, node=node, node_dir=str(self._folder / node), master_addr=address, master_port=port
+            )
             asked[node] = self._handles[node].start.remote(asdict(placed), own, str(log_dir))
         pids: dict[str, int] = {}
         for node, reference in asked.items():
             answer = remote.result(reference, timeout_seconds=SPAWN_DEADLINE_SECONDS)
             if isinstance(answer, remote.Failed):
-                raise AgentLost(node, answer.text)
+                raise AgentLostError(node, answer.text)
             pids |= answer
         return pids
 
-    def poll(self) -> Iterator[tuple[str, dict[str, Any] | AgentLost]]:
+    def poll(self) -> Iterator[tuple[str, dict[str, Any] | AgentLostError]]:
         """Every node's snapshot, or its loss."""
         asked = {node: handle.poll.remote() for node, handle in self._handles.items() if node in self._pids}
         for node, reference in asked.items():
             answer = remote.result(reference, timeout_seconds=POLL_DEADLINE_SECONDS)
             if isinstance(answer, remote.Failed):
                 self._pids.pop(node, None)
-                yield node, AgentLost(node, answer.text)
+                yield node, AgentLostError(node, answer.text)
             else:
                 yield node, answer
 
@@ -134,5 +147,5 @@ class Agents:
     def _call(self, node: str, method: str) -> Any:
         answer = remote.result(getattr(self._handles[node], method).remote(), timeout_seconds=CALL_DEADLINE_SECONDS)
         if isinstance(answer, remote.Failed):
-            raise AgentLost(node, answer.text) if answer.dead else GkrError(f"{node}: {method}: {answer.text}")
+            raise AgentLostError(node, answer.text) if answer.dead else GkrError(f"{node}: {method}: {answer.text}")
         return answer

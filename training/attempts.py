@@ -1,7 +1,8 @@
 """Attempts of one learner: carries out what the recovery controller decides, and tells it what happened.
 
-The thin layer between `training.recovery` (pure) and the agents (Ray actors, reached only through the handle that `training.agent` gives).
-Every remote call has a deadline. What it observes it also writes as events, so that the next driver can go on counting.
+The thin layer between `training.recovery` (pure) and the agents (Ray actors, reached only through the handle that
+`training.agent` gives). Every remote call has a deadline. What it observes it also writes as events, so that the next
+driver can go on counting.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from spec import events as ev
 from spec.plan import NodePlan, Plan
 from spec.services import Directory
 from training import recovery
-from training.agents import AgentLost, Agents
+from training.agents import AgentLostError, Agents
 from training.classify import Cause, RankEnd, classify
 from training.context import RuntimeContext
 from training.progress import read_page
@@ -27,7 +28,8 @@ log = logging.getLogger("attempts")
 SETTLE_SECONDS = 0.4
 """After the first failed rank, how long its peers may still show their own end before the cause is judged."""
 STALL_SECONDS = {"start": 180.0, "join": 120.0, "restore": 120.0, "step": 120.0}
-"""Longest time without progress by phase; phases that wait with deadlines of their own (barrier, apply) are not judged here."""
+"""Longest time without progress by phase; phases that wait with deadlines of their own (barrier, apply) are not judged
+here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +106,23 @@ class Attempts:
 
     def preflight(self, *, deadline_seconds: float) -> tuple[str, ...]:
         """Run every node's checks at once; returns the failed ones in words."""
-        logs = {node.name: str(self.options.log_dir / f"preflight-{index}.log") for index, node in enumerate(self.learner.nodes)}
+        logs = {
+            node.name: str(self.options.log_dir / f"preflight-{index}.log")
+            for index, node in enumerate(self.learner.nodes)
+        }
         started = time.monotonic()
         results = self._agents.preflight(self.plan, logs=logs, deadline_seconds=deadline_seconds)
         failed: list[str] = []
         for node, checks in results.items():
             parsed = [ev.Check(**check) for check in checks]
-            self.out.emit(ev.Preflight, learner=self.learner.name, node=node, checks=parsed, seconds=time.monotonic() - started)
-            failed += [f"{node}: {one.name}: {one.value} (needs {one.threshold}) {one.evidence}; {one.hint}".strip("; ") for one in parsed if one.verdict == "FAIL"]
+            self.out.emit(
+                ev.Preflight, learner=self.learner.name, node=node, checks=parsed, seconds=time.monotonic() - started
+            )
+            failed += [
+                f"{node}: {one.name}: {one.value} (needs {one.threshold}) {one.evidence}; {one.hint}".strip("; ")
+                for one in parsed
+                if one.verdict == "FAIL"
+            ]
         return tuple(failed)
 
     def set_directory(self, directory: Directory) -> None:
@@ -140,7 +151,7 @@ class Attempts:
         self._replace_nodes()
         current = self._current
         for node, snapshot in self._agents.poll():
-            if isinstance(snapshot, AgentLost):
+            if isinstance(snapshot, AgentLostError):
                 self._lost(node, snapshot)
                 continue
             for line in snapshot["events"]:
@@ -158,10 +169,19 @@ class Attempts:
         """Write the end of an attempt whose driver died; the progress page of rank 0 outlives both."""
         if not history.open_attempt:
             return history
-        pages = [read_page(path) for path in (self.options.run_dir / "state" / "nodes" / self.learner.name).glob("*/progress-0.page")]
+        pages = [
+            read_page(path)
+            for path in (self.options.run_dir / "state" / "nodes" / self.learner.name).glob("*/progress-0.page")
+        ]
         page = next((page for page in pages if page is not None and page.epoch == history.epoch), None)
         samples = page.samples_run if page else 0
-        self.out.emit(ev.AttemptEnded, learner=self.learner.name, attempt=history.attempt, cause="driver lost", samples_run=samples)
+        self.out.emit(
+            ev.AttemptEnded,
+            learner=self.learner.name,
+            attempt=history.attempt,
+            cause="driver lost",
+            samples_run=samples,
+        )
         return replace(history, furthest=max(history.furthest, page.position if page else 0), open_attempt=False)
 
     def _carry_out(self, effects: list[recovery.Effect]) -> None:
@@ -180,26 +200,45 @@ class Attempts:
         started = time.monotonic()
         log_dir = self.options.run_dir / "logs" / self.learner.name / str(effect.attempt)
         context = RuntimeContext(
-            plan=str(self.options.plan), learner=self.learner.name, node="", node_dir="", rank=0, local_rank=0, world_size=self.learner.world_size,
-            attempt=effect.attempt, epoch=effect.epoch, master_addr="", master_port=0, syncer_control=self.options.syncer_control,
-            syncer_bulk=self.options.syncer_bulk, furthest_position=self._state.furthest,
-        )  # fmt: skip
+            plan=str(self.options.plan),
+            learner=self.learner.name,
+            node="",
+            node_dir="",
+            rank=0,
+            local_rank=0,
+            world_size=self.learner.world_size,
+            attempt=effect.attempt,
+            epoch=effect.epoch,
+            master_addr="",
+            master_port=0,
+            syncer_control=self.options.syncer_control,
+            syncer_bulk=self.options.syncer_bulk,
+            furthest_position=self._state.furthest,
+        )
         self._current = _Attempt(effect.attempt)
         try:
             pids = self._agents.spawn(context, ranks=_ranks(self.learner.nodes), log_dir=log_dir)
-        except AgentLost as lost:
+        except AgentLostError as lost:
             self._lost(lost.node, lost)
             return
-        log.info("attempt %d (epoch %d): %s after %.2f s", effect.attempt, effect.epoch, pids, time.monotonic() - started)
+        log.info(
+            "attempt %d (epoch %d): %s after %.2f s", effect.attempt, effect.epoch, pids, time.monotonic() - started
+        )
         self.out.emit(
-            ev.AttemptStarted, learner=self.learner.name, attempt=effect.attempt, epoch=effect.epoch, world_size=self.learner.world_size,
+            ev.AttemptStarted,
+            learner=self.learner.name,
+            attempt=effect.attempt,
+            epoch=effect.epoch,
+            world_size=self.learner.world_size,
             pids={**pids, **self._agents.pids()},
-        )  # fmt: skip
+        )
 
     def _look(self, current: _Attempt, snapshot: dict[str, Any]) -> None:
         for end in snapshot["exits"]:
             rank = int(end["job"].removeprefix("rank-"))
-            current.ends.setdefault(rank, RankEnd(rank=rank, code=end["code"], monotonic=end["monotonic"], reason=end["reason"]))
+            current.ends.setdefault(
+                rank, RankEnd(rank=rank, code=end["code"], monotonic=end["monotonic"], reason=end["reason"])
+            )
         page = snapshot["pages"].get(0)
         if page is None:
             return
@@ -229,16 +268,27 @@ class Attempts:
         current.over = True
         detected = time.monotonic() - died
         log.info("attempt %d over: %s (%s)", current.number, cause.text, cause.kind)
-        self.out.emit(ev.AttemptEnded, learner=self.learner.name, attempt=current.number, cause=cause.text, samples_run=current.samples_run)
+        self.out.emit(
+            ev.AttemptEnded,
+            learner=self.learner.name,
+            attempt=current.number,
+            cause=cause.text,
+            samples_run=current.samples_run,
+        )
         if cause.kind != "finished":
             what = f"rank {cause.ranks[0]}" if cause.ranks else "learner"
             if cause.kind == "node_lost":
                 what = f"agent {cause.text.split()[0]}"
             fields: dict[str, Any] = {
-                "learner": self.learner.name, "what": what, "cause": cause.text.removeprefix(f"{what.removeprefix('agent ')} "),
-                "action": "all ranks restarted", "detected_seconds": detected,
-            }  # fmt: skip
-            if self._restart is not None:  # died again before its first step: keep the first death's clock in its own entry
+                "learner": self.learner.name,
+                "what": what,
+                "cause": cause.text.removeprefix(f"{what.removeprefix('agent ')} "),
+                "action": "all ranks restarted",
+                "detected_seconds": detected,
+            }
+            if (
+                self._restart is not None
+            ):  # died again before its first step: keep the first death's clock in its own entry
                 self._emit_recovery(self._restart, first_step=None, lost_steps=0)
             self._restart = _Restart(event=fields, died=died, furthest_step=current.steps)
         self.handle(recovery.AttemptOver(current.number, cause, died))
@@ -258,7 +308,7 @@ class Attempts:
     def _emit_recovery(self, restart: _Restart, *, first_step: float | None, lost_steps: int) -> None:
         self.out.emit(ev.Recovery, **restart.event, first_step_seconds=first_step, lost_steps=lost_steps)
 
-    def _lost(self, node: str, lost: AgentLost) -> None:
+    def _lost(self, node: str, lost: AgentLostError) -> None:
         self._state, effects = recovery.lost_nodes(self._state, nodes=(node,))
         self._carry_out(effects)
         if self._current is not None and not self._current.over:
@@ -283,4 +333,3 @@ def _ranks(nodes: list[NodePlan]) -> dict[str, dict[int, int]]:
             first += node.ranks
 
     return dict(numbered())
-

@@ -1,8 +1,8 @@
 """Why an attempt ended: one cause out of everything that its ranks left behind. Pure.
 
-A failing rank takes its peers with it: their collectives break and they raise errors of their own. Those are victims and never the cause. So
-the order is: a rank killed by a signal, then a person's error, then numbers that are not finite, then any other first error, and the errors
-of broken collectives only if there is nothing else.
+A failing rank takes its peers with it: their collectives break and they raise errors of their own. Those are victims
+and never the cause. So the order is: a rank killed by a signal, then a person's error, then numbers that are not
+finite, then any other first error, and the errors of broken collectives only if there is nothing else.
 """
 
 from __future__ import annotations
@@ -17,15 +17,44 @@ from training.processes import describe_exit
 Kind = Literal["finished", "killed", "user", "numeric", "node_lost", "hang", "cascade", "syncer", "unknown"]
 
 _USER_TYPES = {
-    "ImportError", "ModuleNotFoundError", "SyntaxError", "NameError", "AttributeError", "TypeError", "ValueError", "KeyError", "IndexError",
-    "NotImplementedError", "ConfigError", "DataError", "FileNotFoundError", "PermissionError", "NotADirectoryError", "IsADirectoryError",
-    "AssertionError", "MemoryError", "OutOfMemoryError",
-}  # fmt: skip
-_SHAPE = re.compile(r"shapes? .*cannot be|size mismatch|must match the size|sizes of tensors|invalid for input of size|mat1 and mat2|out of memory", re.I)
-_CASCADE = re.compile(
-    r"connection (closed|reset|refused|was reset)|broken pipe|peer|gloo|nccl|process group|socket|timed out|store->get|remote error|recvValue|watchdog", re.I
+    "ImportError",
+    "ModuleNotFoundError",
+    "SyntaxError",
+    "NameError",
+    "AttributeError",
+    "TypeError",
+    "ValueError",
+    "KeyError",
+    "IndexError",
+    "NotImplementedError",
+    "ConfigError",
+    "DataError",
+    "FileNotFoundError",
+    "PermissionError",
+    "NotADirectoryError",
+    "IsADirectoryError",
+    "AssertionError",
+    "MemoryError",
+    "OutOfMemoryError",
+}
+_SHAPE = re.compile(
+    r"shapes? .*cannot be|size mismatch|must match the size|sizes of tensors|invalid for input of size"
+    r"|mat1 and mat2|out of memory",
+    re.I,
 )
-_CASCADE_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError", "ConnectionError"}
+_CASCADE = re.compile(
+    r"connection (closed|reset|refused|was reset)|broken pipe|peer|gloo|nccl|process group|socket|timed out"
+    r"|store->get|remote error|recvValue|watchdog",
+    re.I,
+)
+_CASCADE_TYPES = {
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "ConnectionError",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +109,12 @@ def _user(failed: Sequence[RankEnd]) -> Cause | None:
         if kind in _USER_TYPES or (kind == "RuntimeError" and _SHAPE.search(message) and not _is_cascade(end)):
             code = (end.reason or {}).get("exit_code")
             return Cause(
-                kind="user", text=f"rank {end.rank}: {_line(end)}", ranks=(end.rank,), signature=f"user {kind} {(end.reason or {}).get('where', '')}",
+                kind="user",
+                text=f"rank {end.rank}: {_line(end)}",
+                ranks=(end.rank,),
+                signature=f"user {kind} {(end.reason or {}).get('where', '')}",
                 exit_code=int(code) if code is not None else None,
-            )  # fmt: skip
+            )
     return None
 
 
@@ -98,9 +130,12 @@ def _syncer(failed: Sequence[RankEnd]) -> Cause | None:
         if (end.reason or {}).get("type") in {"UnreachableError", "RefusedError"}:
             code = (end.reason or {}).get("exit_code")
             return Cause(
-                kind="syncer", text=f"rank {end.rank}: {_line(end)}", ranks=(end.rank,), signature=f"syncer {(end.reason or {}).get('type')}",
+                kind="syncer",
+                text=f"rank {end.rank}: {_line(end)}",
+                ranks=(end.rank,),
+                signature=f"syncer {(end.reason or {}).get('type')}",
                 exit_code=int(code) if code is not None else None,
-            )  # fmt: skip
+            )
     return None
 
 
@@ -109,7 +144,10 @@ def _other(failed: Sequence[RankEnd]) -> Cause | None:
         if not _is_cascade(end):
             kind = str((end.reason or {}).get("type", describe_exit(end.code)))
             return Cause(
-                kind="unknown", text=f"rank {end.rank}: {_line(end)}", ranks=(end.rank,), signature=f"unknown {kind} {(end.reason or {}).get('where', '')}"
+                kind="unknown",
+                text=f"rank {end.rank}: {_line(end)}",
+                ranks=(end.rank,),
+                signature=f"unknown {kind} {(end.reason or {}).get('where', '')}",
             )
     return None
 

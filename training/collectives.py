@@ -1,4 +1,5 @@
-"""Small exchanges between the ranks of a learner, over the CPU backend and without pickle: bytes and float32 vectors of unequal length."""
+"""Small exchanges between the ranks of a learner, over the CPU backend and without pickle: bytes and float32 vectors of
+unequal length."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Conditions for training: embeddings of captions, asked of the encoding service while training runs and cached by content.
+"""Conditions for training: embeddings of captions, asked of the encoding service while training runs and cached by
+content.
 
-The cache is keyed by (encoder fingerprint, caption), so embeddings of two encoders never mix. Requests are sent ahead, when a batch leaves the
-loader, and waited for only when the step needs them.
+The cache is keyed by (encoder fingerprint, caption), so embeddings of two encoders never mix. Requests are sent ahead,
+when a batch leaves the loader, and waited for only when the step needs them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Conditions:
 
     def connect(self) -> None:
         """Learn the encoder's fingerprint by one real request, then take up what this node cached before."""
-        reply = self._client.submit("encode", EncodeArgs(captions=["a"]), reply=EncodeReply, deadline_seconds=DEADLINE_SECONDS)
+        reply = self._client.submit(
+            "encode", EncodeArgs(captions=["a"]), reply=EncodeReply, deadline_seconds=DEADLINE_SECONDS
+        )
         body = self._check(reply.result(timeout=DEADLINE_SECONDS + 5), captions=["a"])
         self._encoder = body.encoder
         self._cache = self._folder / self._encoder[:16]
@@ -49,11 +52,17 @@ class Conditions:
 
     def prefetch(self, captions: list[str]) -> None:
         """Ask for what is not known yet; returns at once."""
-        new = [text for text in dict.fromkeys(captions) if text not in self._known and text not in self._asked and not self._load(text)]
+        new = [
+            text
+            for text in dict.fromkeys(captions)
+            if text not in self._known and text not in self._asked and not self._load(text)
+        ]
         for first in range(0, len(new), REQUEST_CAPTIONS):
             part = new[first : first + REQUEST_CAPTIONS]
-            future = self._client.submit("encode", EncodeArgs(captions=part), reply=EncodeReply, deadline_seconds=DEADLINE_SECONDS)
-            self._asked |= {text: (future, part) for text in part}
+            future = self._client.submit(
+                "encode", EncodeArgs(captions=part), reply=EncodeReply, deadline_seconds=DEADLINE_SECONDS
+            )
+            self._asked |= dict.fromkeys(part, (future, part))
 
     def get(self, captions: list[str]) -> np.ndarray:
         """Embeddings float32 [captions, width]; waits for what is under way."""
@@ -69,7 +78,7 @@ class Conditions:
         if body.encoder != self._encoder:
             raise ConfigError(
                 f"the encoder changed from {self._encoder[:12]} to {body.encoder[:12]} during training",
-                hint="all replicas of an encoding service must hold the same weights; restart the run to train on the new encoder",
+                hint="all replicas of an encoding service must hold the same weights; start a new run",
             )
         for text, row in zip(part, reply.tensors["embeddings"], strict=True):
             self._known[text] = np.array(row, dtype=np.float32)
@@ -80,7 +89,7 @@ class Conditions:
         shape = reply.tensors["embeddings"].shape
         if shape != (len(captions), self._width):
             raise ConfigError(
-                f"the encoder gives embeddings of shape {list(shape)}, the model needs [{len(captions)}, {self._width}]",
+                f"the encoder gives embeddings [{shape[0]}, {shape[-1]}], the model needs [{len(captions)}, {self._width}]",
                 hint=f"set train.model.text_width to {shape[-1]}",
             )
         return reply.body

@@ -1,10 +1,11 @@
 """The driver of one learner: places agents and services through Ray, watches, recovers, reports.
 
-    python -m training.driver --plan PLAN --learner NAME --run-dir DIR --events FILE --syncer-control H:P --syncer-bulk H:P --attempt N
+    python -m training.driver --plan PLAN --learner NAME --run-dir DIR --events FILE --syncer-control H:P --syncer-bulk
+    H:P --attempt N
 
-It is never on the path of a step: it polls its agents a few times a second, feeds what it sees to `training.recovery` and does what that
-answers. Everything it observes goes to the run's events, from which another driver can take up the count of attempts. It has a Ray instance
-of its own; if it dies, Ray, agents, ranks and services die with it.
+It is never on the path of a step: it polls its agents a few times a second, feeds what it sees to `training.recovery`
+and does what that answers. Everything it observes goes to the run's events, from which another driver can take up the
+count of attempts. It has a Ray instance of its own; if it dies, Ray, agents, ranks and services die with it.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Driver:
     def __init__(self, plan: Plan, *, options: Options, out: EventLog) -> None:
         self.plan, self.options, self.out = plan, options, out
         self.learner: LearnerPlan = plan.learner(options.learner)
-        self._ray_dir = Path(tempfile.mkdtemp(prefix="gkr-ray-", dir="/tmp"))  # noqa: S108 - Ray's socket paths must be short
+        self._ray_dir = Path(tempfile.mkdtemp(prefix="gkr-ray-", dir="/tmp"))
 
     def run(self) -> int:
         """Prepare, start, watch, end."""
@@ -115,7 +116,12 @@ class Driver:
         try:
             self._start_ray()
             # Agents import torch while the dataset is made: both are needed and neither waits for the other.
-            attempts = Attempts(self.plan, options=self.options, out=self.out, history=previous_attempts(self.options.events, learner=self.learner.name))
+            attempts = Attempts(
+                self.plan,
+                options=self.options,
+                out=self.out,
+                history=previous_attempts(self.options.events, learner=self.learner.name),
+            )
             attempts.start_agents()
             self._prepare()
             services = self._start_services()
@@ -139,16 +145,25 @@ class Driver:
         for left in reversed(range(RAY_STARTS)):
             try:
                 ray.init(
-                    num_cpus=max(1, round(cpus + 0.5)), num_gpus=0, resources=nodes, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                    _temp_dir=str(self._ray_dir), _node_ip_address="127.0.0.1", log_to_driver=False, configure_logging=False,
+                    num_cpus=max(1, round(cpus + 0.5)),
+                    num_gpus=0,
+                    resources=nodes,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(self._ray_dir),
+                    _node_ip_address="127.0.0.1",
+                    log_to_driver=False,
+                    configure_logging=False,
                     namespace=f"gkr-{self.plan.run}",
-                )  # fmt: skip
+                )
             except Exception as error:
-                # Ray gives its own processes a fixed 30 s and raises a bare Exception: too short on a machine that is busy for a moment.
+                # Ray gives its own processes a fixed 30 s and raises a bare Exception: too short on a machine that is
+                # busy for a moment.
                 ray.shutdown()
                 if not left:
                     raise UnreachableError(
-                        f"Ray did not start within {RAY_STARTS} tries: {error}", hint=f"see {self._ray_dir}/session_latest/logs; is the machine overloaded?"
+                        f"Ray did not start within {RAY_STARTS} tries: {error}",
+                        hint=f"see {self._ray_dir}/session_latest/logs; is the machine overloaded?",
                     ) from error
                 log.warning("Ray did not start, %d more tries: %s", left, error)
             else:
@@ -167,7 +182,15 @@ class Driver:
             return
         self.options.log_dir.mkdir(parents=True, exist_ok=True)
         path = self.options.log_dir / "prepare-0.log"
-        command = [sys.executable, "-m", "services.prepare", "--source", self.learner.data_source, "--manifest", self.learner.data_manifest]
+        command = [
+            sys.executable,
+            "-m",
+            "services.prepare",
+            "--source",
+            self.learner.data_source,
+            "--manifest",
+            self.learner.data_manifest,
+        ]
         with path.open("ab") as file:
             done = subprocess.run(command, stdout=file, stderr=file, check=False, timeout=PREPARE_DEADLINE_SECONDS)
         if done.returncode:
@@ -178,18 +201,29 @@ class Driver:
     def _prepared(self, manifest: Any, *, started: float, reused: bool) -> None:
         samples = manifest.count("train") + manifest.count("test")
         self.out.emit(
-            ev.Prepared, learner=self.learner.name, manifest=self.learner.data_manifest, samples=samples, seconds=time.monotonic() - started, reused=reused
+            ev.Prepared,
+            learner=self.learner.name,
+            manifest=self.learner.data_manifest,
+            samples=samples,
+            seconds=time.monotonic() - started,
+            reused=reused,
         )
 
     def _start_services(self) -> Any:
         from services.hosting import start_services
 
         return start_services(
-            self.learner, manifest=self.learner.data_manifest, cache_dir=self.options.run_dir / "state" / "cache" / self.learner.name,
-            log_dir=self.options.log_dir, bind_host=ray.util.get_node_ip_address(), reserve_cpus=bool(os.environ.get("RAY_ADDRESS")),
-        )  # fmt: skip
+            self.learner,
+            manifest=self.learner.data_manifest,
+            cache_dir=self.options.run_dir / "state" / "cache" / self.learner.name,
+            log_dir=self.options.log_dir,
+            bind_host=ray.util.get_node_ip_address(),
+            reserve_cpus=bool(os.environ.get("RAY_ADDRESS")),
+        )
 
-    def _watch(self, attempts: Attempts, *, services: Any, evaluation: Evaluation | None, failed: tuple[str, ...]) -> int:
+    def _watch(
+        self, attempts: Attempts, *, services: Any, evaluation: Evaluation | None, failed: tuple[str, ...]
+    ) -> int:
         attempts.handle(NodesReady(failed))
         next_services = 0.0
         while attempts.finish is None:
@@ -219,12 +253,19 @@ class Driver:
         attempts.set_directory(result.directory)
         for death in result.deaths:
             self.out.emit(
-                ev.Recovery, learner=self.learner.name, what=f"service {death.service}-{death.index}", cause=death.cause,
-                action="restarted" if death.restarted else "given up", detected_seconds=death.detected_seconds,
-            )  # fmt: skip
+                ev.Recovery,
+                learner=self.learner.name,
+                what=f"service {death.service}-{death.index}",
+                cause=death.cause,
+                action="restarted" if death.restarted else "given up",
+                detected_seconds=death.detected_seconds,
+            )
             serving = any(replica.service == death.service for replica in result.directory.replicas)
             if not death.restarted and not serving and f"{death.service}-{death.index}" in result.failed:
-                raise GkrError(f"service {death.service} keeps failing: {death.cause}", hint=f"see {self.options.log_dir}/service-{death.service}-*.log")
+                raise GkrError(
+                    f"service {death.service} keeps failing: {death.cause}",
+                    hint=f"see {self.options.log_dir}/service-{death.service}-*.log",
+                )
 
 
 def _parse(arguments: list[str] | None) -> Options:

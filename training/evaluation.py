@@ -1,8 +1,8 @@
 """Evaluates the merged model while learners train: a thread of the home learner's driver.
 
-It watches the syncer's status for newly published models, asks the encoding service for embeddings of held-out captions, the sampling service
-for images and the evaluation service for scores, and writes `samples` and `score` events. Training never waits for it; rounds that are merged
-while it works are skipped, the final model never is.
+It watches the syncer's status for newly published models, asks the encoding service for embeddings of held-out
+captions, the sampling service for images and the evaluation service for scores, and writes `samples` and `score`
+events. Training never waits for it; rounds that are merged while it works are skipped, the final model never is.
 """
 
 from __future__ import annotations
@@ -92,12 +92,20 @@ class Evaluation:
         clients: dict[ServiceKind, ServiceClient] = {}
         nothing = Layout(())  # only asks for the status
         sync = SyncClient(
-            self._options.syncer_control, bulk=self._options.syncer_bulk, run=self._plan.run, learner=home.name, layout=nothing
+            self._options.syncer_control,
+            bulk=self._options.syncer_bulk,
+            run=self._plan.run,
+            learner=home.name,
+            layout=nothing,
         )
         try:
-            clients = {kind: self._client(home, kind=kind) for kind in ("encode", "sample", "evaluate") if _service(home, kind=kind)}
+            clients = {
+                kind: self._client(home, kind=kind)
+                for kind in ("encode", "sample", "evaluate")
+                if _service(home, kind=kind)
+            }
             self._watch(sync, clients=clients)
-        except Exception as error:  # noqa: BLE001 - the boundary of this thread: the driver ends the run with the reason
+        except Exception as error:
             log.exception("evaluation ended")
             self._problem = f"{type(error).__name__}: {error}"
         finally:
@@ -127,7 +135,9 @@ class Evaluation:
             except GkrError as error:
                 if published.final:
                     raise
-                self._out.emit(ev.Note, level="warning", text=f"evaluation of round {published.version} skipped: {error}")
+                self._out.emit(
+                    ev.Note, level="warning", text=f"evaluation of round {published.version} skipped: {error}"
+                )
             if published.final:
                 return
 
@@ -141,32 +151,57 @@ class Evaluation:
         if "evaluate" not in clients:
             return
         args = ScoreArgs(manifest=self._plan.home.data_manifest, labels=[int(label) for label in real.labels])
-        reply = clients["evaluate"].call("score", args, reply=ScoreReply, tensors={"images": images}, deadline_seconds=CALL_DEADLINE_SECONDS)
+        reply = clients["evaluate"].call(
+            "score", args, reply=ScoreReply, tensors={"images": images}, deadline_seconds=CALL_DEADLINE_SECONDS
+        )
         body: ScoreReply = reply.body
         fields = {name: getattr(body, name) for name in body.__struct_fields__}
-        self._out.emit(ev.Score, round=published.version, final=published.final, model_sha256=published.sha256, **fields)
+        self._out.emit(
+            ev.Score, round=published.version, final=published.final, model_sha256=published.sha256, **fields
+        )
 
     def _sample(self, published: Published, *, real: HeldOut, clients: dict[ServiceKind, ServiceClient]) -> np.ndarray:
         train = self._plan.train
         assert train is not None
-        weights = Weights(sha256=published.sha256, urls=[f"http://{self._options.syncer_bulk}/v1/{self._plan.run}/models/{published.sha256}"])
+        weights = Weights(
+            sha256=published.sha256,
+            urls=[f"http://{self._options.syncer_bulk}/v1/{self._plan.run}/models/{published.sha256}"],
+        )
         parts: list[np.ndarray] = []
         for first in range(0, len(real.labels), IMAGES_PER_CALL):
             chosen = slice(first, first + IMAGES_PER_CALL)
             args = SampleArgs(
-                weights=weights, labels=[int(label) for label in real.labels[chosen]], seed=train.evaluation.seed, first=first,
-                steps=train.evaluation.sampling_steps, guidance=train.evaluation.guidance,
-            )  # fmt: skip
-            tensors = {"embeddings": self._embed(real.captions[chosen], client=clients["encode"])} if train.model.conditioning == "text" else {}
-            reply = clients["sample"].call("sample", args, reply=SampleReply, tensors=tensors, deadline_seconds=CALL_DEADLINE_SECONDS)
+                weights=weights,
+                labels=[int(label) for label in real.labels[chosen]],
+                seed=train.evaluation.seed,
+                first=first,
+                steps=train.evaluation.sampling_steps,
+                guidance=train.evaluation.guidance,
+            )
+            tensors = (
+                {"embeddings": self._embed(real.captions[chosen], client=clients["encode"])}
+                if train.model.conditioning == "text"
+                else {}
+            )
+            reply = clients["sample"].call(
+                "sample", args, reply=SampleReply, tensors=tensors, deadline_seconds=CALL_DEADLINE_SECONDS
+            )
             parts.append(np.array(reply.tensors["images"]))
         return np.concatenate(parts)
 
     def _embed(self, captions: list[str], *, client: ServiceClient) -> np.ndarray:
         new = [text for text in dict.fromkeys(captions) if text not in self._embeddings]
         if new:
-            reply = client.call("encode", EncodeArgs(captions=new), reply=EncodeReply, tensors={}, deadline_seconds=CALL_DEADLINE_SECONDS)
-            self._embeddings |= {text: np.array(row) for text, row in zip(new, reply.tensors["embeddings"], strict=True)}
+            reply = client.call(
+                "encode",
+                EncodeArgs(captions=new),
+                reply=EncodeReply,
+                tensors={},
+                deadline_seconds=CALL_DEADLINE_SECONDS,
+            )
+            self._embeddings |= {
+                text: np.array(row) for text, row in zip(new, reply.tensors["embeddings"], strict=True)
+            }
         return np.stack([self._embeddings[text] for text in captions])
 
     def _save(self, published: Published, *, images: np.ndarray, real: HeldOut) -> None:
@@ -177,9 +212,13 @@ class Evaluation:
         np.save(folder / f"{name}.npy", images[:count])
         np.save(folder / "real.npy", _to_pixels(real.images[:count]))
         self._out.emit(
-            ev.Samples, round=published.version, model_sha256=published.sha256, path=f"samples/{name}.npy", captions=real.captions[:count],
+            ev.Samples,
+            round=published.version,
+            model_sha256=published.sha256,
+            path=f"samples/{name}.npy",
+            captions=real.captions[:count],
             real_path="samples/real.npy",
-        )  # fmt: skip
+        )
 
 
 def _to_pixels(images: np.ndarray) -> np.ndarray:

@@ -49,12 +49,15 @@ class Meter:
         self._samples += samples
 
     def flush(self) -> dict[str, float]:
-        """Means and rates since the last flush. Rates count working time and waiting alike: they are what a person sees on the clock."""
+        """Means and rates since the last flush. Rates count working time and waiting alike: they are what a person sees
+        on the clock."""
         seconds, steps = max(time.monotonic() - self._since, 1e-9), len(self._losses)
         result = {
-            "loss": sum(self._losses) / max(steps, 1), "gradient_norm": sum(self._norms) / max(steps, 1),
-            "steps_per_second": steps / seconds, "samples_per_second": self._samples / seconds,
-        }  # fmt: skip
+            "loss": sum(self._losses) / max(steps, 1),
+            "gradient_norm": sum(self._norms) / max(steps, 1),
+            "steps_per_second": steps / seconds,
+            "samples_per_second": self._samples / seconds,
+        }
         self._reset()
         return result
 
@@ -76,5 +79,3 @@ def resident_bytes() -> int:
     except FileNotFoundError:
         return 0
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-
-

@@ -1,7 +1,7 @@
 """One node's side of a learner, without Ray: preflight, spawn, watch and fence its ranks.
 
-`training.agent` hosts this in a Ray actor; tests use it directly. Everything is asked by polling: no threads, no callbacks, and the only waits
-are the ones with a deadline in `fence` and in the start of the zygote.
+`training.agent` hosts this in a Ray actor; tests use it directly. Everything is asked by polling: no threads, no
+callbacks, and the only waits are the ones with a deadline in `fence` and in the start of the zygote.
 """
 
 from __future__ import annotations
@@ -73,20 +73,32 @@ class Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "zygote.log").open("ab") as log:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "training.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+                [sys.executable, "-m", "training.zygote"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
             )
         self._buffer = b""
 
     def spawn(self, jobs: dict[str, tuple[str, dict[str, str], str]], *, epoch: int) -> dict[str, int]:
-        """Fork processes for a new epoch: job to (call, environment, log path). Refuses an epoch that is not newer; kills what is left."""
+        """Fork processes for a new epoch: job to (call, environment, log path). Refuses an epoch that is not newer;
+        kills what is left."""
         if epoch <= self.epoch:
-            raise GkrError(f"epoch {epoch} is not newer than {self.epoch}", hint="an older driver is still commanding this node; end it")
+            raise GkrError(
+                f"epoch {epoch} is not newer than {self.epoch}",
+                hint="an older driver is still commanding this node; end it",
+            )
         self.fence(epoch)
         self.warm()
         for job, (call, environment, log) in jobs.items():
             (self.folder / f"reason-{job}.json").unlink(missing_ok=True)
             self._tell({"do": "spawn", "job": job, "call": call, "env": environment, "log": log})
-        self._wait(lambda: all(job in self._running or self._exited(job) for job in jobs), deadline_seconds=ZYGOTE_DEADLINE_SECONDS, what="spawn")
+        self._wait(
+            lambda: all(job in self._running or self._exited(job) for job in jobs),
+            deadline_seconds=ZYGOTE_DEADLINE_SECONDS,
+            what="spawn",
+        )
         return dict(self._running)
 
     def fence(self, epoch: int) -> None:
@@ -105,7 +117,10 @@ class Node:
         if self._zygote is not None and self._zygote.poll() is not None and self._running:
             # Its ranks died with it by the kernel's signal, and there is nobody left who could reap them.
             gone = self._zygote.returncode
-            self._exits += [Exit(job=job, pid=pid, code=gone, monotonic=time.monotonic(), reason=None) for job, pid in self._running.items()]
+            self._exits += [
+                Exit(job=job, pid=pid, code=gone, monotonic=time.monotonic(), reason=None)
+                for job, pid in self._running.items()
+            ]
             self._running = {}
         pages: dict[int, Page] = {}
         for path in self.folder.glob("progress-*.page"):
@@ -113,10 +128,17 @@ class Node:
             if page is not None and page.epoch == self.epoch:
                 pages[int(path.stem.removeprefix("progress-"))] = page
         return Snapshot(
-            epoch=self.epoch, monotonic=time.monotonic(), running=dict(self._running), exits=list(self._exits), pages=pages, events=self._new_events()
+            epoch=self.epoch,
+            monotonic=time.monotonic(),
+            running=dict(self._running),
+            exits=list(self._exits),
+            pages=pages,
+            events=self._new_events(),
         )
 
-    def run_once(self, job: str, *, call: str, environment: dict[str, str], log: Path, deadline_seconds: float) -> int | None:
+    def run_once(
+        self, job: str, *, call: str, environment: dict[str, str], log: Path, deadline_seconds: float
+    ) -> int | None:
         """Fork one helper process and wait for its exit code; none if the deadline passed (it is killed then)."""
         self.warm()
         self._tell({"do": "spawn", "job": job, "call": call, "env": environment, "log": str(log)})
@@ -196,7 +218,13 @@ class Node:
         elif event["is"] == "exited":
             self._running.pop(event["job"], None)
             self._exits.append(
-                Exit(job=event["job"], pid=event["pid"], code=event["code"], monotonic=event["monotonic"], reason=self._reason(event["job"]))
+                Exit(
+                    job=event["job"],
+                    pid=event["pid"],
+                    code=event["code"],
+                    monotonic=event["monotonic"],
+                    reason=self._reason(event["job"]),
+                )
             )
 
     def _reason(self, job: str) -> dict[str, Any] | None:
@@ -231,7 +259,9 @@ class Node:
         self._running = {}
 
 
-def rank_jobs(context: RuntimeContext, *, ranks: dict[int, int], log_dir: Path) -> dict[str, tuple[str, dict[str, str], str]]:
+def rank_jobs(
+    context: RuntimeContext, *, ranks: dict[int, int], log_dir: Path
+) -> dict[str, tuple[str, dict[str, str], str]]:
     """The jobs of `Node.spawn` for ranks (global rank to local rank) that share everything else in `context`."""
     jobs: dict[str, tuple[str, dict[str, str], str]] = {}
     for rank, local_rank in ranks.items():

@@ -1,8 +1,8 @@
 """The progress page: what a rank is doing, readable by its agent without asking it.
 
-One small file per rank, mapped into memory; the rank writes it at each committed step and phase change, the agent reads it at any time. The
-page survives the SIGKILL of its writer, so the last committed step is known exactly. A counter that is odd while a write is under way lets
-the reader see a torn page and read again.
+One small file per rank, mapped into memory; the rank writes it at each committed step and phase change, the agent reads
+it at any time. The page survives the SIGKILL of its writer, so the last committed step is known exactly. A counter that
+is odd while a write is under way lets the reader see a torn page and read again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class ProgressWriter:
     def __enter__(self) -> ProgressWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

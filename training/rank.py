@@ -1,7 +1,8 @@
-"""One rank: the process that trains. Forked by the node's zygote; everything it needs to know comes from its environment and the plan.
+"""One rank: the process that trains. Forked by the node's zygote; everything it needs to know comes from its
+environment and the plan.
 
-Its last act on an error is to write down what happened (`reason-<job>.json` in the node's folder), so that the driver can tell a person's error
-from a victim's and name the place. The exit code alone would not do.
+Its last act on an error is to write down what happened (`reason-<job>.json` in the node's folder), so that the driver
+can tell a person's error from a victim's and name the place. The exit code alone would not do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> int:
     try:
         plan = Plan.read_json(Path(context.plan).read_text())
         trainer.train(plan, context=context)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the boundary of this process
         traceback.print_exc()
         _write_reason(context, error)
         # Peers that wait in a collective must not wait for this one's orderly shutdown.
@@ -39,9 +40,11 @@ def main() -> int:
 
 def _write_reason(context: RuntimeContext, error: BaseException) -> None:
     reason: dict[str, Any] = {
-        "type": type(error).__name__, "message": str(error) or type(error).__name__, "where": _place(error),
+        "type": type(error).__name__,
+        "message": str(error) or type(error).__name__,
+        "where": _place(error),
         "exit_code": getattr(error, "exit_code", None),
-    }  # fmt: skip
+    }
     path = context.folder / f"reason-rank-{context.rank}.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(reason))

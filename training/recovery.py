@@ -1,8 +1,8 @@
 """The recovery controller of one learner: a pure function from state and event to state and effects.
 
-The driver feeds it what it observes and carries out what it answers. No clock, no I/O: times arrive inside events. What it promises: never a
-retry without a classified cause, never more than the budget without new progress, every attempt numbered, every spawn with an epoch newer
-than anything that may still run, and exactly one end.
+The driver feeds it what it observes and carries out what it answers. No clock, no I/O: times arrive inside events. What
+it promises: never a retry without a classified cause, never more than the budget without new progress, every attempt
+numbered, every spawn with an epoch newer than anything that may still run, and exactly one end.
 
 Words: an attempt is one life of all ranks of the learner; an epoch fences. Both only grow and, here, grow together.
 """
@@ -22,7 +22,7 @@ BUDGET_SAME_SIGNATURE = 1
 """Restarts for an unknown error that comes back with the same signature and no progress in between."""
 
 
-# --- events ---------------------------------------------------------------------------------------------------------------------------
+# --- events
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CancelAsked:
 
 Event = NodesReady | Progress | AttemptOver | NodeBack | CancelAsked
 
-# --- effects --------------------------------------------------------------------------------------------------------------------------
+# --- effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Finish:
 
 Effect = StartAttempt | Fence | ReplaceNode | Finish
 
-# --- state ----------------------------------------------------------------------------------------------------------------------------
+# --- state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,10 @@ def step(state: State, event: Event, /) -> tuple[State, list[Effect]]:
         case NodeBack(node=node):
             return _node_back(state, node=node)
         case CancelAsked():
-            return replace(state, phase="over", epoch=state.epoch + 1), [Fence(state.epoch + 1), Finish(103, "cancelled")]
+            return replace(state, phase="over", epoch=state.epoch + 1), [
+                Fence(state.epoch + 1),
+                Finish(103, "cancelled"),
+            ]
 
 
 def lost_nodes(state: State, *, nodes: tuple[str, ...]) -> tuple[State, list[Effect]]:
@@ -161,7 +164,10 @@ def _attempt_over(state: State, event: AttemptOver) -> tuple[State, list[Effect]
     verdict = _refusal(state, cause=cause)
     if verdict is not None:
         epoch = state.epoch + 1
-        return replace(state, phase="over", epoch=epoch), [Fence(epoch), Finish(cause.exit_code or EXIT_FAILED, verdict)]
+        return replace(state, phase="over", epoch=epoch), [
+            Fence(epoch),
+            Finish(cause.exit_code or EXIT_FAILED, verdict),
+        ]
     if state.missing_nodes:
         epoch = state.epoch + 1
         return replace(state, phase="waiting_node", epoch=epoch), [Fence(epoch)]
@@ -173,7 +179,9 @@ def _account(state: State, *, signature: str) -> State:
         return replace(state, restarts_without_progress=1, signatures=((signature, 1),))
     counts: Mapping[str, int] = dict(state.signatures)
     counts = {**counts, signature: counts.get(signature, 0) + 1}
-    return replace(state, restarts_without_progress=state.restarts_without_progress + 1, signatures=tuple(sorted(counts.items())))
+    return replace(
+        state, restarts_without_progress=state.restarts_without_progress + 1, signatures=tuple(sorted(counts.items()))
+    )
 
 
 def _refusal(state: State, *, cause: Cause) -> str | None:

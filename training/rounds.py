@@ -1,8 +1,8 @@
 """A rank's side of the outer rounds: the place where `torch.distributed` inside a learner meets HTTP to the syncer.
 
-Rank 0 speaks for the learner (register, beat, commit); every rank sends and fetches its own ranges; every decision is made by the pure rules of
-`training.sync.adopt` on a state that all ranks hold alike. Snapshots and applications happen at step boundaries, on all ranks at the same step.
-Only rank 0 keeps a heartbeat.
+Rank 0 speaks for the learner (register, beat, commit); every rank sends and fetches its own ranges; every decision is
+made by the pure rules of `training.sync.adopt` on a state that all ranks hold alike. Snapshots and applications happen
+at step boundaries, on all ranks at the same step. Only rank 0 keeps a heartbeat.
 """
 
 from __future__ import annotations
@@ -50,7 +50,15 @@ class Rounds:
     """All outer rounds of one rank in one attempt."""
 
     def __init__(
-        self, plan: Plan, *, context: RuntimeContext, model: DiT, ema: Ema, page: ProgressWriter, meter: Meter, events: RankEvents
+        self,
+        plan: Plan,
+        *,
+        context: RuntimeContext,
+        model: DiT,
+        ema: Ema,
+        page: ProgressWriter,
+        meter: Meter,
+        events: RankEvents,
     ) -> None:
         assert plan.syncer is not None
         assert plan.train is not None
@@ -63,9 +71,14 @@ class Rounds:
         self._ranges = [(self._layout.offset(one.name) + one.start, one.length) for one in own if one.length]
         config = plan.syncer.config
         self._client = SyncClient(
-            context.syncer_control, bulk=context.syncer_bulk, run=plan.run, learner=context.learner, layout=self._layout,
-            barrier_timeout_seconds=config.barrier_timeout, heartbeat_seconds=config.heartbeat,
-        )  # fmt: skip
+            context.syncer_control,
+            bulk=context.syncer_bulk,
+            run=plan.run,
+            learner=context.learner,
+            layout=self._layout,
+            barrier_timeout_seconds=config.barrier_timeout,
+            heartbeat_seconds=config.heartbeat,
+        )
         self._state = LearnerSyncState()
         self._registration: Registration | None = None
         self._samples_at_base = 0
@@ -97,7 +110,9 @@ class Rounds:
         now = time.monotonic()
         self._state = self._state.ran(self._batch)
         if self._context.rank == 0:
-            self._client.report(self._page.step, pending_samples=self._state.pending_samples, step_seconds=now - self._last_step_at)
+            self._client.report(
+                self._page.step, pending_samples=self._state.pending_samples, step_seconds=now - self._last_step_at
+            )
         self._last_step_at = now
 
     def due(self) -> bool:
@@ -105,7 +120,7 @@ class Rounds:
         return self._state.pending_samples >= self._syncer.round_samples
 
     def samples_of_all(self) -> int:
-        """Samples of all learners so far, as this learner can know: those merged, and its own pace since for everybody."""
+        """Samples of all learners so far, as this learner can know: those merged, and its own pace for everybody."""
         return self._samples_at_base + self._state.pending_samples * len(self._plan.learners)
 
     # --- the start of an attempt
@@ -118,7 +133,9 @@ class Rounds:
         deadline = time.monotonic() + self._syncer.config.barrier_timeout
         while decision.mode == "wait":
             if time.monotonic() > deadline:
-                raise UnreachableError(f"round {registration.version + 1} does not close", hint="see `gkr describe` for who is waited for")
+                raise UnreachableError(
+                    f"round {registration.version + 1} does not close", hint="see `gkr describe` for who is waited for"
+                )
             self._on_first(lambda version=registration.version: self._client.wait_version(version + 1))
             registration = self._register()
             decision = adopt.restart(saved, registration=registration)
@@ -160,7 +177,9 @@ class Rounds:
 
     def _catch_up(self, registration: Registration) -> None:
         limit = PENDING_ROUNDS * self._syncer.round_samples
-        self._state, action = adopt.catch_up(self._state, version=registration.version, pending_limit=limit, final=registration.final)
+        self._state, action = adopt.catch_up(
+            self._state, version=registration.version, pending_limit=limit, final=registration.final
+        )
         shared = self._client.fetch(registration.version, ranges=self._ranges)
         theta, self._anchor = adopt.apply_action(self._local(), action=action, anchor=self._anchor, shared=shared)
         self._assign(theta)
@@ -179,13 +198,20 @@ class Rounds:
             receipt: PartReceipt | None = None
             if self._speaks:
                 receipt = self._client.put_part(
-                    theta - self._anchor, ema=ema, ranges=self._ranges, generation=generation, seq=seq, rank=self._context.rank
+                    theta - self._anchor,
+                    ema=ema,
+                    ranges=self._ranges,
+                    generation=generation,
+                    seq=seq,
+                    rank=self._context.rank,
                 )
             receipts = self._collect(receipt)
         waiting = time.monotonic()
         self._page.phase("barrier")
         with self._meter.standing("barrier"):
-            verdict = self._on_first(lambda: self._commit(receipts, generation=generation, seq=seq, loss=loss), kind=Verdict)
+            verdict = self._on_first(
+                lambda: self._commit(receipts, generation=generation, seq=seq, loss=loss), kind=Verdict
+            )
         waited = time.monotonic() - waiting
         self._page.phase("apply")
         with self._meter.standing("apply"):
@@ -193,19 +219,31 @@ class Rounds:
         self._samples_at_base, self.final = verdict.samples_total, verdict.final
         if self._context.rank == 0:
             self._events.emit(
-                ev.Applied, learner=self._context.learner, round=verdict.version, theta_sha256=self._theta_sha256, waited_seconds=waited,
+                ev.Applied,
+                learner=self._context.learner,
+                round=verdict.version,
+                theta_sha256=self._theta_sha256,
+                waited_seconds=waited,
                 verdict=verdict.kind,
-            )  # fmt: skip
+            )
 
     def _commit(self, receipts: list[PartReceipt], *, generation: int, seq: int, loss: float) -> Verdict:
         state = self._state
         return self._client.commit(
             Contribution(
-                learner=self._context.learner, generation=generation, seq=seq, base_version=state.base_version, steps=state.pending_steps,
-                samples=state.pending_samples, cursor=state.cursor, parts=receipts, fingerprint=self._layout.fingerprint,
-                discarded_samples=state.discarded_samples, inner_loss=loss,
+                learner=self._context.learner,
+                generation=generation,
+                seq=seq,
+                base_version=state.base_version,
+                steps=state.pending_steps,
+                samples=state.pending_samples,
+                cursor=state.cursor,
+                parts=receipts,
+                fingerprint=self._layout.fingerprint,
+                discarded_samples=state.discarded_samples,
+                inner_loss=loss,
             )
-        )  # fmt: skip
+        )
 
     def _apply(self, verdict: Verdict, *, theta: Floats) -> None:
         limit = PENDING_ROUNDS * self._syncer.round_samples
@@ -213,8 +251,8 @@ class Rounds:
         shared = self._client.fetch(verdict.version, ranges=self._ranges)
         new, self._anchor = adopt.apply_action(theta, action=action, anchor=self._anchor, shared=shared)
         self._assign(new)
-        # What is reported is the digest of the weights that the model really holds, read back from it (or of the anchor, when progress was
-        # carried onto it), not of the bytes that came over the wire.
+        # What is reported is the digest of the weights that the model really holds, read back from it (or of the
+        # anchor, when progress was carried onto it), not of the bytes that came over the wire.
         whole = self._gather(self._local() if action == "assign" else self._anchor)
         if whole is not None:
             self._theta_sha256 = fingerprint_weights(whole)
@@ -224,10 +262,16 @@ class Rounds:
     def report_end(self, *, attempt: int) -> None:
         """Rank 0's account for the ledger."""
         self._events.emit(
-            ev.LearnerFinished, learner=self._context.learner, attempt=attempt, step=self._page.step, samples_pending=self._state.pending_samples,
-            samples_discarded=self._state.discarded_samples, theta_sha256=self._theta_sha256, round=self.version,
+            ev.LearnerFinished,
+            learner=self._context.learner,
+            attempt=attempt,
+            step=self._page.step,
+            samples_pending=self._state.pending_samples,
+            samples_discarded=self._state.discarded_samples,
+            theta_sha256=self._theta_sha256,
+            round=self.version,
             blocked_seconds=self._meter.rounded(),
-        )  # fmt: skip
+        )
 
     def leave(self) -> None:
         """Tell the syncer that this learner ends in order."""
@@ -248,7 +292,11 @@ class Rounds:
 
     def _collect(self, receipt: PartReceipt | None) -> list[PartReceipt]:
         """All parts' receipts, on every rank."""
-        return [msgspec.convert(one, PartReceipt) for one in all_gather_json(msgspec.to_builtins(receipt)) if one is not None]
+        return [
+            msgspec.convert(one, PartReceipt)
+            for one in all_gather_json(msgspec.to_builtins(receipt))
+            if one is not None
+        ]
 
     def _gather(self, local: Floats) -> Floats | None:
         """The whole flat vector on rank 0, from the ranks that speak for all copies."""
@@ -271,5 +319,3 @@ class Rounds:
 def model_mesh(model: DiT) -> Any:
     """The mesh that the model was sharded over."""
     return next(model.parameters()).device_mesh  # type: ignore[attr-defined]
-
-

@@ -1,8 +1,8 @@
 """The training loop of one rank.
 
-Promises: a step is committed (position moves, progress page) only after the optimizer step; a checkpoint holds everything a restart needs; the
-order of samples and their noise depend on the position alone; all ranks take every decision together, rank 0 deciding. Must not: talk to Ray,
-wait without a deadline, or know which backend it is on.
+Promises: a step is committed (position moves, progress page) only after the optimizer step; a checkpoint holds
+everything a restart needs; the order of samples and their noise depend on the position alone; all ranks take every
+decision together, rank 0 deciding. Must not: talk to Ray, wait without a deadline, or know which backend it is on.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ log = logging.getLogger("trainer")
 
 DATA_DEADLINE_SECONDS = 60.0
 COLLECTIVE_DEADLINE_SECONDS = 900.0
-"""Above the longest wait of one rank for another, which is the barrier for merged weights; a dead peer is noticed at once all the same."""
+"""Above the longest wait of one rank for another, which is the barrier for merged weights; a dead peer is noticed at
+once all the same."""
 
 
 def train(plan: Plan, *, context: RuntimeContext) -> None:
     """Train one rank of one learner until the shared model is final."""
     if plan.train is None or plan.syncer is None:
-        raise ConfigError("this plan has no `train` section", hint="a plan with `run` starts the person's own command instead")
+        raise ConfigError(
+            "this plan has no `train` section", hint="a plan with `run` starts the person's own command instead"
+        )
     # One thread per rank on CPU: several ranks share the cores, and the loader workers have theirs.
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
@@ -68,9 +71,12 @@ def _join(context: RuntimeContext) -> torch.device:
     if context.master_addr == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     parallel.init_process_group(
-        context.rank, world_size=context.world_size, init_method=f"tcp://{context.master_addr}:{context.master_port}", device=device,
+        context.rank,
+        world_size=context.world_size,
+        init_method=f"tcp://{context.master_addr}:{context.master_port}",
+        device=device,
         timeout_seconds=COLLECTIVE_DEADLINE_SECONDS,
-    )  # fmt: skip
+    )
     return device
 
 
@@ -87,26 +93,41 @@ class _Trainer:
         self.model = parallel.build_model(self.config, mesh=mesh, device=device)
         self.optimizer = ShardedAdamW(self.model, config=self.config)
         self.ema = Ema(self.model, decay=self.config.ema_decay)
-        self.rounds = Rounds(plan, context=context, model=self.model, ema=self.ema, page=page, meter=self.meter, events=self.events)
+        self.rounds = Rounds(
+            plan, context=context, model=self.model, ema=self.ema, page=page, meter=self.meter, events=self.events
+        )
         self.writer = CheckpointWriter(
-            _path(self.learner.checkpoints), keep=self.config.checkpoint.keep, rank=context.rank, world_size=context.world_size,
-            epoch=context.epoch, attempt=context.attempt,
-        )  # fmt: skip
+            _path(self.learner.checkpoints),
+            keep=self.config.checkpoint.keep,
+            rank=context.rank,
+            world_size=context.world_size,
+            epoch=context.epoch,
+            attempt=context.attempt,
+        )
         self.queue: deque[LocalBatch] = deque()
 
     def run(self) -> None:
         self.page.phase("restore")
         self._restore()
         loader = Loader(
-            self.learner.data_manifest, seed=self.config.seed, learner=self.learner.name, start_position=self.page.position, batch=self.config.batch,
-            rank=self.context.rank, world_size=self.context.world_size, workers=self.config.loader_workers, prefetch=self.config.prefetch_batches,
+            self.learner.data_manifest,
+            seed=self.config.seed,
+            learner=self.learner.name,
+            start_position=self.page.position,
+            batch=self.config.batch,
+            rank=self.context.rank,
+            world_size=self.context.world_size,
+            workers=self.config.loader_workers,
+            prefetch=self.config.prefetch_batches,
             model=self.config.model,
-        )  # fmt: skip
+        )
         client = self._encoder()
         try:
             conditions = None
             if client is not None:
-                conditions = Conditions(client, folder=self.context.folder / "embeddings", width=self.config.model.text_width)
+                conditions = Conditions(
+                    client, folder=self.context.folder / "embeddings", width=self.config.model.text_width
+                )
                 conditions.connect()
             self.validation = Validation(self.plan, context=self.context, conditions=conditions, device=self.device)
             self._loop(loader, conditions=conditions)
@@ -119,23 +140,35 @@ class _Trainer:
 
     def _restore(self) -> None:
         loaded: Loaded | None = load_latest(
-            _path(self.learner.checkpoints), model=self.model, optimizer=self.optimizer, ema=self.ema, vectors=("anchor",)
+            _path(self.learner.checkpoints),
+            model=self.model,
+            optimizer=self.optimizer,
+            ema=self.ema,
+            vectors=("anchor",),
         )
         state = self.rounds.restore(loaded)
         self.page.restored(step=state.step, position=state.position)
         if self.context.rank == 0:
             self.events.emit(
-                ev.Restored, learner=self.learner.name, attempt=self.context.attempt, mode=state.mode, step=state.step, position=state.position,
-                samples_lost=max(0, self.context.furthest_position - state.position), checkpoint=str(loaded.path) if loaded else "",
+                ev.Restored,
+                learner=self.learner.name,
+                attempt=self.context.attempt,
+                mode=state.mode,
+                step=state.step,
+                position=state.position,
+                samples_lost=max(0, self.context.furthest_position - state.position),
+                checkpoint=str(loaded.path) if loaded else "",
                 skipped=list(loaded.skipped) if loaded else [],
-            )  # fmt: skip
+            )
 
     def _encoder(self) -> ServiceClient | None:
         if self.config.model.conditioning != "text":
             return None
         name = next(service.name for service in self.learner.services if service.kind == "encode")
         return ServiceClient(
-            self.context.folder / "services.json", service=name, identity=f"{self.learner.name}/rank-{self.context.rank}"
+            self.context.folder / "services.json",
+            service=name,
+            identity=f"{self.learner.name}/rank-{self.context.rank}",
         )
 
     def _loop(self, loader: Loader, *, conditions: Conditions | None) -> None:
@@ -145,7 +178,9 @@ class _Trainer:
             batch = self._next(loader, conditions=conditions)
             self.page.phase("step")
             rate = learning_rate(self.config, samples=self.rounds.samples_of_all())
-            result = train_step(self.model, optimizer=self.optimizer, ema=self.ema, batch=batch, config=self.config, learning_rate=rate)
+            result = train_step(
+                self.model, optimizer=self.optimizer, ema=self.ema, batch=batch, config=self.config, learning_rate=rate
+            )
             if not result.applied:
                 numbers = f"loss {result.loss}, gradient norm {result.gradient_norm}"
                 raise FloatingPointError(f"{numbers} at step {self.page.step + 1}, position {self.page.position}")
@@ -189,20 +224,36 @@ class _Trainer:
         if self.context.rank != 0:
             return
         self.events.emit(
-            ev.StepMetrics, learner=self.learner.name, attempt=self.context.attempt, step=self.page.step, position=self.page.position,
-            round=self.rounds.version, learning_rate=rate, mfu=mfu(
-                values["samples_per_second"], config=self.config.model, devices=self.context.world_size, peak=_peak(self.device)
+            ev.StepMetrics,
+            learner=self.learner.name,
+            attempt=self.context.attempt,
+            step=self.page.step,
+            position=self.page.position,
+            round=self.rounds.version,
+            learning_rate=rate,
+            mfu=mfu(
+                values["samples_per_second"],
+                config=self.config.model,
+                devices=self.context.world_size,
+                peak=_peak(self.device),
             ),
-            loader_queue=loader.ready, blocked_seconds=self.meter.rounded(), memory_bytes=resident_bytes(), **values,
-        )  # fmt: skip
+            loader_queue=loader.ready,
+            blocked_seconds=self.meter.rounded(),
+            memory_bytes=resident_bytes(),
+            **values,
+        )
 
     def _save(self) -> None:
         self.page.phase("checkpoint")
         with self.meter.standing("snapshot"):
             self.writer.save(
-                step=self.page.step, model=self.model, optimizer=self.optimizer, ema=self.ema, vectors={"anchor": self.rounds.anchor},
+                step=self.page.step,
+                model=self.model,
+                optimizer=self.optimizer,
+                ema=self.ema,
+                vectors={"anchor": self.rounds.anchor},
                 state={"step": self.page.step, "position": self.page.position, "rounds": self.rounds.to_state()},
-            )  # fmt: skip
+            )
 
     def _report(self, loader: Loader) -> None:
         """Say what happened beside the steps: saved checkpoints, loader workers that were replaced."""
@@ -210,17 +261,31 @@ class _Trainer:
             if self.context.rank != 0:
                 continue
             if isinstance(saved, CheckpointFailure):
-                self.events.emit(ev.Note, level="warning", text=f"{self.learner.name}: checkpoint of step {saved.step} failed: {saved.reason}")
+                self.events.emit(
+                    ev.Note,
+                    level="warning",
+                    text=f"{self.learner.name}: checkpoint of step {saved.step} failed: {saved.reason}",
+                )
                 continue
             self.events.emit(
-                ev.CheckpointSaved, learner=self.learner.name, attempt=self.context.attempt, step=saved.step, path=str(saved.path),
-                bytes=saved.bytes, blocked_seconds=saved.blocked_seconds, seconds=saved.seconds,
-            )  # fmt: skip
+                ev.CheckpointSaved,
+                learner=self.learner.name,
+                attempt=self.context.attempt,
+                step=saved.step,
+                path=str(saved.path),
+                bytes=saved.bytes,
+                blocked_seconds=saved.blocked_seconds,
+                seconds=saved.seconds,
+            )
         for death in loader.worker_events():
             self.events.emit(
-                ev.Recovery, learner=self.learner.name, what=f"loader worker {death.index} of rank {self.context.rank}", cause=death.cause,
-                action="its batches were made again by a new worker", detected_seconds=death.detected_seconds,
-            )  # fmt: skip
+                ev.Recovery,
+                learner=self.learner.name,
+                what=f"loader worker {death.index} of rank {self.context.rank}",
+                cause=death.cause,
+                action="its batches were made again by a new worker",
+                detected_seconds=death.detected_seconds,
+            )
 
     def _finish(self) -> None:
         self.page.phase("finish")
@@ -235,7 +300,13 @@ def _to_device(local: LocalBatch, *, embeddings: np.ndarray | None, device: torc
         return torch.from_numpy(array).to(device, non_blocking=True)
 
     condition = move(local.labels if embeddings is None else embeddings)
-    return StepBatch(images=move(local.images), noise=move(local.noise), time=move(local.time), condition=condition, drop=move(local.drop))
+    return StepBatch(
+        images=move(local.images),
+        noise=move(local.noise),
+        time=move(local.time),
+        condition=condition,
+        drop=move(local.drop),
+    )
 
 
 def _peak(device: torch.device) -> float | None:
@@ -244,6 +315,7 @@ def _peak(device: torch.device) -> float | None:
 
 def _path(uri: str) -> Path:
     if not uri.startswith("file://"):
-        raise ConfigError(f"checkpoints at {uri} are not supported yet", hint="use a file:// URI; object stores come later")
+        raise ConfigError(
+            f"checkpoints at {uri} are not supported yet", hint="use a file:// URI; object stores come later"
+        )
     return Path(uri.removeprefix("file://"))
-

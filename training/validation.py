@@ -25,7 +25,9 @@ SAMPLES = 256
 class Validation:
     """The fixed batch of this rank."""
 
-    def __init__(self, plan: Plan, *, context: RuntimeContext, conditions: Conditions | None, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, *, context: RuntimeContext, conditions: Conditions | None, device: torch.device
+    ) -> None:
         assert plan.train is not None
         count = max(1, SAMPLES // context.world_size) * context.world_size
         real = held_out(plan.learner(context.learner).data_manifest, count=count)
@@ -52,7 +54,8 @@ class Validation:
     def loss(self, model: FSDPModule) -> float:
         """Mean velocity error per pixel over all ranks' slices."""
         total = flow.loss(cast("Velocity", model), **self._batch).double().sum()
-        # Without a backward pass FSDP leaves the root's own parameters gathered; whoever looks at this rank's shards next must find shards.
+        # Without a backward pass FSDP leaves the root's own parameters gathered; whoever looks at this rank's shards
+        # next must find shards.
         model.reshard()
         dist.all_reduce(total)
         return float(total) / self._count

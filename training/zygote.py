@@ -1,14 +1,18 @@
 """The warm process of a node, from which ranks are forked.
 
-Importing torch takes seconds on a small machine and, on a large one, seconds from a shared file system times every rank. The zygote does it
-once and forks a rank in milliseconds, at the first start and after each failure; the pages of the imported code are shared. It must stay
-single-threaded and must never touch CUDA, create a process group, a socket of ZeroMQ or an event loop: those do not survive a fork.
+Importing torch takes seconds on a small machine and, on a large one, seconds from a shared file system times every
+rank. The zygote does it once and forks a rank in milliseconds, at the first start and after each failure; the pages of
+the imported code are shared. It must stay single-threaded and must never touch CUDA, create a process group, a socket
+of ZeroMQ or an event loop: those do not survive a fork.
 
-It reads commands from standard input and writes events to standard output, one JSON object a line. It ends, and its ranks with it, when
-standard input closes, so nothing outlives the agent; ranks also die with the zygote by the kernel's parent-death signal.
+It reads commands from standard input and writes events to standard output, one JSON object a line. It ends, and its
+ranks with it, when standard input closes, so nothing outlives the agent; ranks also die with the zygote by the kernel's
+parent-death signal.
 
-    {"do": "spawn", "job": "rank-0", "call": "rank", "env": {...}, "log": PATH}    ->  {"is": "spawned", "job": ..., "pid": N}
-    {"do": "kill"}                                                                 ->  {"is": "exited", "job": ..., "pid": N, "code": -9, "monotonic": T}
+    {"do": "spawn", "job": "rank-0", "call": "rank", "env": {...}, "log": PATH}
+    {"do": "kill"}
+    {"is": "spawned", "job": "rank-0", "pid": N}
+    {"is": "exited", "job": "rank-0", "pid": N, "code": -9, "monotonic": T}
 """
 
 from __future__ import annotations
@@ -29,11 +33,20 @@ from training.processes import die_with_parent
 
 CALLS = {"rank": "training.rank", "two_steps": "training.preflight.job"}
 """What may be forked: name to module with a `main() -> int`."""
-# torch._dynamo: the first optimizer or meta device imports it, which takes seconds that each rank would pay after the fork.
+# torch._dynamo: the first optimizer or meta device imports it, which takes seconds that each rank would pay after the
+# fork.
 _PRELOAD = (
-    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.optim", "safetensors.torch", "pydantic", "numpy",
-    "training.rank", "training.preflight.two_steps",
-)  # fmt: skip
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.optim",
+    "safetensors.torch",
+    "pydantic",
+    "numpy",
+    "training.rank",
+    "training.preflight.two_steps",
+)
 
 
 def main() -> int:
@@ -51,7 +64,8 @@ def main() -> int:
     buffer = b""
     try:
         while True:
-            # The time limit is only a belt: a SIGCHLD that arrives between the reap and the select wakes it through the pipe.
+            # The time limit is only a belt: a SIGCHLD that arrives between the reap and the select wakes it through the
+            # pipe.
             ready, _, _ = select.select([0, wakeup], [], [], 1.0)
             if wakeup in ready:
                 with suppress(BlockingIOError):

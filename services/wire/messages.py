@@ -1,7 +1,8 @@
 """The methods of the services, as typed messages.
 
-Tensors are not in these structs: a call and a reply carry them beside the body, by name, as contiguous numpy arrays (see
-`services.wire.frames`). Each method's docstring names them with dtype and shape. Fields are only ever appended, with defaults.
+Tensors are not in these structs: a call and a reply carry them beside the body, by name, as contiguous numpy arrays
+(see `services.wire.frames`). Each method's docstring names them with dtype and shape. Fields are only ever appended,
+with defaults.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ class Weights(Struct, frozen=True, kw_only=True):
 
 
 class SampleArgs(Struct, frozen=True, kw_only=True):
-    """`sample.sample`: images from a published model. Tensors: `embeddings` float32 [images, width] (text conditioning)."""
+    """`sample.sample`: images from a published model. Tensors: `embeddings` float32 [images, width] (text
+    conditioning)."""
 
     weights: Weights
     labels: list[int]
     """For class conditioning; same length as the images asked for."""
     seed: int
     first: int = 0
-    """Index of the first image in the whole set: image i starts from noise keyed by (seed, first + i), whatever its batch."""
+    """Index of the first image in the whole set: image i starts from noise keyed by (seed, first + i), whatever its
+    batch."""
     steps: int = 25
     guidance: float = 2.0
 
@@ -50,7 +53,8 @@ class SampleReply(Struct, frozen=True, kw_only=True):
 
 
 class ScoreArgs(Struct, frozen=True, kw_only=True):
-    """`evaluate.score`: generated images against held-out real ones. Tensors: `images` uint8 [images, height, width, channels]."""
+    """`evaluate.score`: generated images against held-out real ones. Tensors: `images` uint8 [images, height, width,
+    channels]."""
 
     manifest: str
     """URI of the dataset's manifest: its training split trains the classifier, its held-out split is the reference."""

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from spec.events import Event, read_event
 
-
 Found = TypeVar("Found")
 
 
@@ -34,7 +33,8 @@ class Follower:
         self.events += [event for line in whole.splitlines() if (event := read_event(line)) is not None]
 
     def until(self, find: Callable[[list[Event]], Found | None], *, deadline_seconds: float, what: str) -> Found:
-        """The first thing that `find` finds; fails with the last events when the deadline passes or the run ends before."""
+        """The first thing that `find` finds; fails with the last events when the deadline passes or the run ends
+        before."""
         deadline, tick = time.monotonic() + deadline_seconds, threading.Event()
         while True:
             self.read()
@@ -42,6 +42,8 @@ class Follower:
             if found is not None:
                 return found
             tail = "\n".join(event.model_dump_json() for event in self.events[-8:])
-            assert not any(e.kind == "run_status" and e.exit_code is not None for e in self.events), f"ended before: {what}\n{tail}"
+            assert not any(e.kind == "run_status" and e.exit_code is not None for e in self.events), (
+                f"ended before: {what}\n{tail}"
+            )
             assert time.monotonic() < deadline, f"not within {deadline_seconds} s: {what}\n{tail}"
             tick.wait(0.1)

@@ -24,7 +24,10 @@ _IMPORT = (
     "            importlib.import_module(name)\n"
 )
 ROLES = {
-    "cli": ("spec,gkr", [["-m", "gkr", "--help"], ["-m", "gkr", "plan", "recipes/digits.yaml"], ["-m", "spec.schemas", "--check"]]),
+    "cli": (
+        "spec,gkr",
+        [["-m", "gkr", "--help"], ["-m", "gkr", "plan", "recipes/digits.yaml"], ["-m", "spec.schemas", "--check"]],
+    ),
     "services": ("spec,services", [["-m", "services.prepare", "--help"]]),
     "training": ("spec,training.sync,training.models,training.data", [["-m", "training.sync.server", "--help"]]),
 }
@@ -39,11 +42,29 @@ def test_a_role_stands_alone(role: str, tmp_path: Path) -> None:
     environment = {**os.environ, "UV_LINK_MODE": "symlink", "UV_NO_PROGRESS": "1"}
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, venv], check=True, timeout=60, env=environment)
     python = venv / "bin" / "python"
-    install = [UV, "pip", "install", "--quiet", "--python", python, "--require-hashes", "-r", ROOT / "requirements" / f"{role}.txt"]
+    install = [
+        UV,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        python,
+        "--require-hashes",
+        "-r",
+        ROOT / "requirements" / f"{role}.txt",
+    ]
     subprocess.run(install, check=True, timeout=300, env=environment)
     runs = [["-c", _IMPORT, packages.replace(".", "/")], *commands]
     for arguments in runs:
         done = subprocess.run(
-            [python, *arguments], cwd=ROOT, check=False, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            [python, *arguments],
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
-        assert done.returncode == 0, f"{role}: {' '.join(map(str, arguments))[:60]}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
+        assert done.returncode == 0, (
+            f"{role}: {' '.join(map(str, arguments))[:60]}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
+        )

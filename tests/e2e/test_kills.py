@@ -1,6 +1,7 @@
 """A real run that loses one of everything and succeeds all the same.
 
-Slow because it trains for real: two learners, two ranks each, services, syncer; every kind of process gets SIGKILL once.
+Slow because it trains for real: two learners, two ranks each, services, syncer; every kind of process gets SIGKILL
+once.
 """
 
 from __future__ import annotations
@@ -22,9 +23,16 @@ from tests.builders.follow import Follower
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
-    "train.samples": "8960", "train.batch": "32", "sync.inner_steps": "10", "train.checkpoint.every_steps": "10", "train.warmup_samples": "640",
-    "train.evaluation.every_rounds": "6", "train.evaluation.final_samples": "60", "train.evaluation.samples": "20", "train.dtype": "float32",
-}  # fmt: skip
+    "train.samples": "8960",
+    "train.batch": "32",
+    "sync.inner_steps": "10",
+    "train.checkpoint.every_steps": "10",
+    "train.warmup_samples": "640",
+    "train.evaluation.every_rounds": "6",
+    "train.evaluation.final_samples": "60",
+    "train.evaluation.samples": "20",
+    "train.dtype": "float32",
+}
 MINUTE = 60.0
 
 
@@ -41,13 +49,22 @@ def recovery(events: list[Event], what: str) -> Recovery | None:
     return next((event for event in events if isinstance(event, Recovery) and event.what.startswith(what)), None)
 
 
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
 def leaves(pid: int) -> list[int]:
     """Descendants without children: the loader workers of a rank."""
     return [child.pid for child in psutil.Process(pid).children(recursive=True) if not child.children()]
 
 
 def stepped(events: list[Event], learner: str, attempt: int) -> bool | None:
-    return any(isinstance(event, StepMetrics) and event.learner == learner and event.attempt >= attempt for event in events) or None
+    return (
+        any(
+            isinstance(event, StepMetrics) and event.learner == learner and event.attempt >= attempt for event in events
+        )
+        or None
+    )
 
 
 @pytest.mark.slow
@@ -55,24 +72,27 @@ def stepped(events: list[Event], learner: str, attempt: int) -> bool | None:
 def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
     run, folder = launch(tmp_path)
     follow = Follower(folder)
-    kill = lambda pid: os.kill(pid, signal.SIGKILL)  # noqa: E731
     try:
         follow.until(lambda events: merged(events, 1), deadline_seconds=3 * MINUTE, what="round 1")
-        kill(leaves(last_start(follow.events, "west").pids["rank-1"])[0])
-        follow.until(lambda events: recovery(events, "loader worker"), deadline_seconds=MINUTE, what="loader worker replaced")
+        _kill(leaves(last_start(follow.events, "west").pids["rank-1"])[0])
+        follow.until(
+            lambda events: recovery(events, "loader worker"), deadline_seconds=MINUTE, what="loader worker replaced"
+        )
 
         directory = Directory.read_json((folder / "state" / "services-east.json").read_text())
-        kill(next(one.pid for one in directory.replicas if one.service == "encoder"))
-        follow.until(lambda events: recovery(events, "service encoder"), deadline_seconds=MINUTE, what="encoder restarted")
+        _kill(next(one.pid for one in directory.replicas if one.service == "encoder"))
+        follow.until(
+            lambda events: recovery(events, "service encoder"), deadline_seconds=MINUTE, what="encoder restarted"
+        )
 
-        kill(last_start(follow.events, "west").pids["agent-0"])
+        _kill(last_start(follow.events, "west").pids["agent-0"])
         follow.until(lambda events: recovery(events, "agent"), deadline_seconds=2 * MINUTE, what="agent replaced")
 
-        kill(json.loads((folder / "state" / "syncer.json").read_text())["pid"])
+        _kill(json.loads((folder / "state" / "syncer.json").read_text())["pid"])
         follow.until(lambda events: recovery(events, "syncer"), deadline_seconds=MINUTE, what="syncer restarted")
 
         east = last_start(follow.events, "east")
-        kill(east.pids["rank-1"])
+        _kill(east.pids["rank-1"])
         follow.until(lambda events: recovery(events, "rank 1"), deadline_seconds=2 * MINUTE, what="rank replaced")
         code = run.wait(timeout=5 * MINUTE)
     finally:
@@ -118,8 +138,12 @@ def launch(tmp_path: Path, **changes: str) -> tuple[subprocess.Popen[str], Path]
     with (tmp_path / "out.txt").open("w") as out:
         run = subprocess.Popen(
             [sys.executable, "-m", "gkr", "launch", str(ROOT / "recipes" / "digits.yaml"), *settings],
-            cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+            cwd=tmp_path,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     latest = tmp_path / "runs" / "latest"
     watcher = Follower(latest)
     watcher.until(lambda events: bool(events) or None, deadline_seconds=MINUTE, what="the run's first event")
@@ -129,8 +153,10 @@ def launch(tmp_path: Path, **changes: str) -> tuple[subprocess.Popen[str], Path]
 def end(run: subprocess.Popen[str], tmp_path: Path) -> None:
     """Whatever happened, nothing of this run stays."""
     if run.poll() is None:
-        subprocess.run([sys.executable, "-m", "gkr", "cancel", "--now"], cwd=tmp_path, check=False, capture_output=True, timeout=60)
-        run.kill()
+        subprocess.run(
+            [sys.executable, "-m", "gkr", "cancel", "--now"], cwd=tmp_path, check=False, capture_output=True, timeout=60
+        )
+        run._kill()
         run.wait(timeout=30)
 
 

@@ -30,7 +30,17 @@ def test_an_import_error_is_the_persons_with_its_place() -> None:
 
 
 def test_a_shape_error_is_the_persons_although_torch_calls_it_a_runtime_error() -> None:
-    cause = classify([end(1, 1, type="RuntimeError", message="mat1 and mat2 shapes cannot be multiplied (4x8 and 9x2)", where="m.py:7")])
+    cause = classify(
+        [
+            end(
+                1,
+                1,
+                type="RuntimeError",
+                message="mat1 and mat2 shapes cannot be multiplied (4x8 and 9x2)",
+                where="m.py:7",
+            )
+        ]
+    )
     assert cause.kind == "user"
 
 

@@ -19,7 +19,14 @@ def test_what_was_committed_is_read_back(tmp_path: Path) -> None:
         page.phase("barrier")
         read = read_page(path)
     assert read is not None
-    assert (read.epoch, read.step, read.position, read.samples_run, read.steps_run, read.phase) == (3, 11, 704, 64, 1, "barrier")
+    assert (read.epoch, read.step, read.position, read.samples_run, read.steps_run, read.phase) == (
+        3,
+        11,
+        704,
+        64,
+        1,
+        "barrier",
+    )
 
 
 def test_a_missing_or_empty_page_is_none(tmp_path: Path) -> None:

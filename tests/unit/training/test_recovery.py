@@ -7,10 +7,26 @@ from hypothesis import strategies as st
 
 from training import recovery
 from training.classify import Cause
-from training.recovery import AttemptOver, CancelAsked, Fence, Finish, NodeBack, NodesReady, Progress, StartAttempt, State
+from training.recovery import (
+    AttemptOver,
+    CancelAsked,
+    Fence,
+    Finish,
+    NodeBack,
+    NodesReady,
+    Progress,
+    StartAttempt,
+    State,
+)
 
 KILLED = Cause(kind="killed", text="SIGKILL", ranks=(1,), signature="killed SIGKILL")
-USER = Cause(kind="user", text="rank 0: ImportError: no module named x (train.py:3)", ranks=(0,), signature="user ImportError", exit_code=None)
+USER = Cause(
+    kind="user",
+    text="rank 0: ImportError: no module named x (train.py:3)",
+    ranks=(0,),
+    signature="user ImportError",
+    exit_code=None,
+)
 UNKNOWN = Cause(kind="unknown", text="rank 0: OddError: odd", ranks=(0,), signature="unknown OddError")
 
 
@@ -98,17 +114,25 @@ def test_cancel_fences_and_ends() -> None:
     assert effects == [Fence(2), Finish(103, "cancelled")]
 
 
-CAUSES = st.sampled_from([
-    KILLED, USER, UNKNOWN,
-    Cause(kind="hang", text="no progress", signature="hang"),
-    Cause(kind="node_lost", text="node-0 SIGKILL", signature="node node-0"),
-    Cause(kind="finished", text="finished"),
-    Cause(kind="syncer", text="no syncer", signature="syncer"),
-])  # fmt: skip
+CAUSES = st.sampled_from(
+    [
+        KILLED,
+        USER,
+        UNKNOWN,
+        Cause(kind="hang", text="no progress", signature="hang"),
+        Cause(kind="node_lost", text="node-0 SIGKILL", signature="node node-0"),
+        Cause(kind="finished", text="finished"),
+        Cause(kind="syncer", text="no syncer", signature="syncer"),
+    ]
+)
 EVENTS = st.one_of(
-    st.builds(NodesReady), st.builds(Progress, st.integers(0, 10_000), st.just(0.0)), st.builds(AttemptOver, st.integers(0, 12), CAUSES, st.just(0.0)),
-    st.builds(NodeBack, st.just("node-0")), st.builds(CancelAsked), st.just("lose"),
-)  # fmt: skip
+    st.builds(NodesReady),
+    st.builds(Progress, st.integers(0, 10_000), st.just(0.0)),
+    st.builds(AttemptOver, st.integers(0, 12), CAUSES, st.just(0.0)),
+    st.builds(NodeBack, st.just("node-0")),
+    st.builds(CancelAsked),
+    st.just("lose"),
+)
 
 
 @given(st.lists(EVENTS, max_size=60))

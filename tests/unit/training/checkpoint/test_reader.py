@@ -11,8 +11,8 @@ import pytest
 
 from spec.errors import DataError
 from spec.train import ModelConfig
-from tests.unit.training.checkpoint.conftest import Learner
 from tests.builders.worlds import run_worlds, whole
+from tests.unit.training.checkpoint.conftest import Learner
 from training.checkpoint import CheckpointWriter
 from training.checkpoint.store import Place
 

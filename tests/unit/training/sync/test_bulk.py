@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.training.sync.conftest import Join, Serve
 from tests.builders.sync_world import DEADLINE, LAYOUT, Server
+from tests.unit.training.sync.conftest import Join, Serve
 from training.sync.messages import Contribution, PartHeader, PartReceipt, encode
 
 

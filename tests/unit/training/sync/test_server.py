@@ -18,7 +18,6 @@ from safetensors.numpy import load_file
 from spec.errors import EXIT_CONFIG, EXIT_REFUSED, UnreachableError
 from spec.events import Note, SyncWaiting
 from spec.sync import SyncConfig
-from tests.unit.training.sync.conftest import Join, Serve
 from tests.builders.sync_world import (
     DEADLINE,
     LAYOUT,
@@ -32,6 +31,7 @@ from tests.builders.sync_world import (
     together,
     wait_until,
 )
+from tests.unit.training.sync.conftest import Join, Serve
 from training.sync.adopt import restart
 from training.sync.client import SyncClient
 from training.sync.contract import contract_hash
