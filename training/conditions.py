@@ -89,7 +89,7 @@ class Conditions:
         shape = reply.tensors["embeddings"].shape
         if shape != (len(captions), self._width):
             raise ConfigError(
-                f"the encoder gives embeddings [{shape[0]}, {shape[-1]}], the model needs [{len(captions)}, {self._width}]",
+                f"the encoder gives embeddings {list(shape)}, the model needs [{len(captions)}, {self._width}]",
                 hint=f"set train.model.text_width to {shape[-1]}",
             )
         return reply.body

@@ -41,7 +41,7 @@ def main() -> int:
 def _write_reason(context: RuntimeContext, error: BaseException) -> None:
     reason: dict[str, Any] = {
         "type": type(error).__name__,
-        "message": str(error) or type(error).__name__,
+        "message": _words(error),
         "where": _place(error),
         "exit_code": getattr(error, "exit_code", None),
     }
@@ -49,6 +49,13 @@ def _write_reason(context: RuntimeContext, error: BaseException) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(reason))
     temporary.replace(path)
+
+
+def _words(error: BaseException) -> str:
+    """One line; for an error of ours with its remedy."""
+    if isinstance(error, GkrError):
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return str(error) or type(error).__name__
 
 
 def _place(error: BaseException) -> str:

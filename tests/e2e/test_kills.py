@@ -53,9 +53,10 @@ def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def leaves(pid: int) -> list[int]:
-    """Descendants without children: the loader workers of a rank."""
-    return [child.pid for child in psutil.Process(pid).children(recursive=True) if not child.children()]
+def loader_workers(pid: int) -> list[int]:
+    """The children of a rank's forkserver."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child.pid for child in children if child.ppid() != pid]
 
 
 def stepped(events: list[Event], learner: str, attempt: int) -> bool | None:
@@ -74,7 +75,7 @@ def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
     follow = Follower(folder)
     try:
         follow.until(lambda events: merged(events, 1), deadline_seconds=3 * MINUTE, what="round 1")
-        _kill(leaves(last_start(follow.events, "west").pids["rank-1"])[0])
+        _kill(loader_workers(last_start(follow.events, "west").pids["rank-1"])[0])
         follow.until(
             lambda events: recovery(events, "loader worker"), deadline_seconds=MINUTE, what="loader worker replaced"
         )
@@ -156,7 +157,7 @@ def end(run: subprocess.Popen[str], tmp_path: Path) -> None:
         subprocess.run(
             [sys.executable, "-m", "gkr", "cancel", "--now"], cwd=tmp_path, check=False, capture_output=True, timeout=60
         )
-        run._kill()
+        run.kill()
         run.wait(timeout=30)
 
 

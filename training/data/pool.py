@@ -15,12 +15,14 @@ import os
 import select
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
 from typing import Any
 
+from spec.errors import ConfigError
 from training.data.worker import RESULT, TICKET, Work, run_worker
 
 _PIPE_BYTES = 2**20
@@ -140,6 +142,13 @@ def _start(*arguments: object, name: str) -> ForkServerProcess:
             if last:
                 raise
             _await_end_of_forkserver()
+        except OSError as error:
+            if "AF_UNIX path too long" not in str(error):
+                raise
+            raise ConfigError(
+                f"the temporary folder {tempfile.gettempdir()} is too long a name: sockets in it could not be bound",
+                hint="set TMPDIR to a short folder such as /tmp",
+            ) from error
         else:
             return process
     raise AssertionError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -305,7 +306,10 @@ def test_sync_with_one_learner_warns() -> None:
 
 def test_high_momentum_with_few_rounds_warns() -> None:
     plan = resolved(LOCAL + "sync: {inner_steps: 20, outer_momentum: 0.9}\n")
-    assert "outer_momentum 0.9 with about 20 rounds; below 100 rounds 0.5 to 0.7 works better" in plan.warnings
+    assert any(
+        re.fullmatch(r"outer_momentum 0.9 with about \d+ rounds; below 100 rounds 0.5 to 0.7 works better", warning)
+        for warning in plan.warnings
+    )
 
 
 def test_a_run_shorter_than_one_round_warns() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -40,6 +41,14 @@ def tell(*words):
 """
 
 
+@pytest.fixture(autouse=True)
+def _short_temporary_folder(tmp_path: Path) -> Generator[None]:
+    """What `a_rank` uses as TMPDIR: pytest's own folders can be too long for a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="gkr-", dir="/tmp") as short:
+        (tmp_path / "temporary").symlink_to(short)
+        yield
+
+
 def a_loader(dataset: str, **changes: Any) -> Loader:
     arguments: dict[str, Any] = {
         "seed": 3, "learner": "east", "start_position": 0, "batch": 16, "rank": 0, "world_size": 1, "workers": 2,
@@ -65,10 +74,11 @@ def events_of(loader: Loader, *, count: int) -> list[WorkerEvent]:
 
 
 @contextlib.contextmanager
-def a_rank(body: str, *, dataset: str, tmp_path: Path) -> Generator[subprocess.Popen[str]]:
+def a_rank(
+    body: str, *, dataset: str, tmp_path: Path, temporary: Path | None = None
+) -> Generator[subprocess.Popen[str]]:
     """A process of its own that runs SCRIPT and `body`; killed at the end, if it still runs."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir(exist_ok=True)
+    temporary = temporary or (tmp_path / "temporary").resolve()
     script = tmp_path / "rank.py"
     script.write_text(SCRIPT + body)
     process = subprocess.Popen(
@@ -271,3 +281,11 @@ def test_a_forked_rank_has_a_forkserver_of_its_own(dataset: str, tmp_path: Path)
         child.kill()
         assert_all_end([child, *of_child, *of_parent])
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_said_with_the_remedy(dataset: str, tmp_path: Path) -> None:
+    deep = tmp_path / ("long" * 20)
+    deep.mkdir()
+    body = "try:\n    a_loader()\nexcept Exception as error:\n    tell(type(error).__name__, error.hint)\n"
+    with a_rank(body, dataset=dataset, tmp_path=tmp_path, temporary=deep) as rank:
+        assert " ".join(first_line(rank)) == "ConfigError set TMPDIR to a short folder such as /tmp"
