@@ -37,7 +37,8 @@ class Agents:
         self._learner, self._folder = learner, folder
         self._handles: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
-        self._epoch_sent = 0
+        self._greetings: dict[str, Any] = {}
+        """The first call to each new agent, whose answer says that it is there."""
 
     def start(self, node: str) -> None:
         """Ask for a new agent for this node; returns at once."""
@@ -46,12 +47,13 @@ class Agents:
             remote.kill(former)
         self._pids.pop(node, None)
         self._handles[node] = remote.create(str(self._folder / node), resource=f"gkr_node_{node}")
+        self._greetings[node] = self._handles[node].pid.remote()
 
     def ready(self, node: str) -> bool:
         """True once the new agent of this node answers."""
         if node in self._pids:
             return True
-        answer = remote.result(self._handles[node].pid.remote(), timeout_seconds=0.0)
+        answer = remote.result(self._greetings[node], timeout_seconds=0.0)
         if isinstance(answer, remote.Failed):
             if not answer.timed_out:
                 self.start(node)
