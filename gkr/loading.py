@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from gkr.local.facts import this_machine
 from gkr.runs import runs_root
 from spec.document import Located
 from spec.errors import ConfigError
 from spec.experiment import Experiment
+from spec.facts import ClusterFacts
 from spec.load import load_experiment
 from spec.names import run_id
 from spec.nodes import Source
@@ -24,14 +27,36 @@ from spec.plan import Plan
 from spec.resolve import resolve_located
 
 _LARGEST_BYTES = 1 << 20
+_FACTS: TypeAdapter[ClusterFacts | list[ClusterFacts]] = TypeAdapter(ClusterFacts | list[ClusterFacts])
 
 
-def load_plan(file: Path, *, overrides: Sequence[str] = ()) -> Plan:
-    """The plan that launching this file now would carry out; nothing is written."""
+def load_plan(file: Path, *, overrides: Sequence[str] = (), facts: Path | None = None) -> Plan:
+    """The plan that launching this file now would carry out; nothing is written.
+
+    Against this machine, or against the clusters whose facts are in a file.
+    """
     document = load_file(file, overrides=overrides)
     run = run_id(datetime.now(UTC), random_hex=secrets.token_hex(4))
     folder = (runs_root() / document.value.name / run).absolute()
-    return resolve_located(document, this_machine(), run=run, env=os.environ, run_uri=folder.as_uri())
+    clusters = load_facts(facts) if facts is not None else this_machine()
+    local = all(cluster.backend == "local" for cluster in clusters)
+    return resolve_located(document, clusters, run=run, env=os.environ, run_uri=folder.as_uri() if local else None)
+
+
+def load_facts(file: Path) -> list[ClusterFacts]:
+    """Facts of one cluster or a list of them, as deployed regions publish them; read leniently."""
+    source = _read(file)
+    try:
+        found = _FACTS.validate_json(source.text, extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)
+        raise ConfigError(
+            f"these are not the facts of a cluster: {path}: {first['msg']}",
+            where=str(file),
+            hint="take the output `facts` of the platform stack, described by spec/schemas/cluster-facts.json",
+        ) from None
+    return found if isinstance(found, list) else [found]
 
 
 def load_file(file: Path, *, overrides: Sequence[str] = ()) -> Located[Experiment]:

@@ -27,6 +27,8 @@ log = logging.getLogger("attempts")
 
 SETTLE_SECONDS = 0.4
 """After the first failed rank, how long its peers may still show their own end before the cause is judged."""
+NODE_DEADLINE_SECONDS = 180.0
+"""Longest wait for the agent that replaces a lost one."""
 STALL_SECONDS = {"start": 180.0, "join": 120.0, "restore": 120.0, "step": 120.0}
 """Longest time without progress by phase; phases that wait with deadlines of their own (barrier, apply) are not judged
 here."""
@@ -96,6 +98,7 @@ class Attempts:
         self._current: _Attempt | None = None
         self._restart: _Restart | None = None
         self._starting: tuple[recovery.StartAttempt, float] | None = None
+        self._lost_since: dict[str, float] = {}
         self._directory_epoch = -1
         self._directory: Directory | None = None
 
@@ -317,10 +320,14 @@ class Attempts:
 
     def _replace_nodes(self) -> None:
         for node in sorted(self._state.missing_nodes):
+            since = self._lost_since.setdefault(node, time.monotonic())
             if self._agents.ready(node):
+                del self._lost_since[node]
                 if self._directory is not None:
                     self._agents.set_directory(self._directory.write_json())
                 self.handle(recovery.NodeBack(node))
+            elif time.monotonic() - since > NODE_DEADLINE_SECONDS:
+                self.handle(recovery.NodeOverdue(node, NODE_DEADLINE_SECONDS))
 
 
 def _ranks(nodes: list[NodePlan]) -> dict[str, dict[int, int]]:

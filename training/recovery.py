@@ -58,11 +58,19 @@ class NodeBack:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeOverdue:
+    """The replacement of a lost agent does not come."""
+
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAsked:
     """A person wants the run to end."""
 
 
-Event = NodesReady | Progress | AttemptOver | NodeBack | CancelAsked
+Event = NodesReady | Progress | AttemptOver | NodeBack | NodeOverdue | CancelAsked
 
 # --- effects
 
@@ -133,6 +141,8 @@ def step(state: State, event: Event, /) -> tuple[State, list[Effect]]:
             return _attempt_over(state, event)
         case NodeBack(node=node):
             return _node_back(state, node=node)
+        case NodeOverdue(node=node, seconds=seconds):
+            return _node_overdue(state, node=node, seconds=seconds)
         case CancelAsked():
             return replace(state, phase="over", epoch=state.epoch + 1), [
                 Fence(state.epoch + 1),
@@ -204,6 +214,14 @@ def _node_back(state: State, *, node: str) -> tuple[State, list[Effect]]:
     if state.phase != "waiting_node" or missing:
         return state, []
     return _start(state, after_seconds=0.0)
+
+
+def _node_overdue(state: State, *, node: str, seconds: float) -> tuple[State, list[Effect]]:
+    if node not in state.missing_nodes:
+        return state, []
+    epoch = state.epoch + 1
+    reason = f"node {node} has no agent {seconds:.0f} s after it was lost"
+    return replace(state, phase="over", epoch=epoch), [Fence(epoch), Finish(EXIT_FAILED, reason)]
 
 
 def _start(state: State, *, after_seconds: float) -> tuple[State, list[Effect]]:

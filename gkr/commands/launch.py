@@ -22,6 +22,7 @@ def command(*, file: Path, overrides: tuple[str, ...], detach: bool, dry_run: bo
     """
     from gkr.attend import attend
     from gkr.loading import load_plan
+    from gkr.local.capabilities import refuse_what_is_not_carried_out
     from gkr.local.environment import require_roles
     from gkr.local.launcher import create_run, start_supervisor
     from gkr.output import result, result_json, say
@@ -33,6 +34,7 @@ def command(*, file: Path, overrides: tuple[str, ...], detach: bool, dry_run: bo
     if dry_run:
         show_plan(plan, output=output)
         return EXIT_OK
+    refuse_what_is_not_carried_out(plan)
     require_roles()
     for warning in plan.warnings:
         say(f"warning: {warning}")

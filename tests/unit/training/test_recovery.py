@@ -109,6 +109,13 @@ def test_a_lost_node_is_replaced_before_the_next_attempt() -> None:
     assert effects == [StartAttempt(2, 3, 0.0)]
 
 
+def test_a_node_that_is_never_replaced_ends_the_learner_with_its_name() -> None:
+    state, _ = recovery.lost_nodes(running(furthest=640), nodes=("node-0",))
+    state, _ = over(state, Cause(kind="node_lost", text="node-0 SIGKILL", signature="node node-0"))
+    _, effects = recovery.step(state, recovery.NodeOverdue("node-0", 180.0))
+    assert effects == [Fence(3), Finish(100, "node node-0 has no agent 180 s after it was lost")]
+
+
 def test_cancel_fences_and_ends() -> None:
     _, effects = recovery.step(running(), CancelAsked())
     assert effects == [Fence(2), Finish(103, "cancelled")]

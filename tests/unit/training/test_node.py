@@ -1,0 +1,66 @@
+"""A node with its real zygote: forks, watches and fences; nothing survives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spec.errors import GkrError
+from training.node import Node, Snapshot
+from training.processes import alive
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(folder=tmp_path / "node-0")
+    made.warm()
+    yield made
+    made.close()
+
+
+def until(node: Node, holds: Callable[[Snapshot], bool]) -> Snapshot:
+    deadline, tick = time.monotonic() + SECONDS, threading.Event()
+    while True:
+        snapshot = node.poll()
+        if holds(snapshot):
+            return snapshot
+        assert time.monotonic() < deadline, snapshot
+        tick.wait(0.02)
+
+
+def test_a_zygote_forks_watches_fences_and_ends(node: Node, tmp_path: Path) -> None:
+    """One test, because a zygote imports torch: seconds."""
+    log = str(tmp_path / "rank-0.log")
+    # A rank without its environment ends at once: enough to see the whole way of an exit.
+    job = {"rank-0": ("rank", {"GKR_RANK": "0"}, log)}
+    node.spawn(job, epoch=1)
+    snapshot = until(node, lambda seen: bool(seen.exits))
+    assert [(one.job, one.code) for one in snapshot.exits] == [("rank-0", 70)]
+    assert "not started by an agent" in Path(log).read_text()
+
+    with pytest.raises(GkrError, match="epoch 1 is not newer than 1"):
+        node.spawn(job, epoch=1)
+
+    assert node.run_once(
+        "two-steps", call="two_steps", environment={}, log=tmp_path / "two.log", deadline_seconds=SECONDS
+    )  # not asked anything: a failure, but an answered one
+
+    zygote = node.zygote_pid
+    os.kill(zygote, signal.SIGKILL)
+    until(node, lambda _: not alive(zygote))
+    node.spawn(job, epoch=2)
+    snapshot = until(node, lambda seen: bool(seen.exits))
+    assert snapshot.epoch == 2
+    assert node.zygote_pid != zygote
+
+    last = node.zygote_pid
+    node.close()
+    assert not alive(last)
