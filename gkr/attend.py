@@ -75,11 +75,11 @@ def summary_lines(summary: Summary) -> list[str]:
         + (f", {one.restarts} restarts" if one.restarts else "")
         for one in summary.learners
     ]
-    if summary.sync is not None:
+    if summary.sync is not None and summary.sync.rounds:
         sync = summary.sync
-        agree = "agree" if sync.learners_agree else "DO NOT AGREE"
+        agree = "learners agree" if sync.learners_agree else "learners DO NOT AGREE"
         balance = "" if sync.ledger_imbalance == 0 else f", LEDGER OFF BY {sync.ledger_imbalance} SAMPLES"
-        lines.append(f"sync: {sync.rounds} rounds, {sync.mode}, learners {agree}{balance}")
+        lines.append(f"sync: {sync.rounds} rounds, {sync.mode}, {agree}{balance}")
     if summary.evaluation is not None:
         score = summary.evaluation
         accuracy = f"accuracy {score.classifier_accuracy:.3f} (real {score.classifier_accuracy_real:.3f})"

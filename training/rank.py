@@ -54,7 +54,8 @@ def _write_reason(context: RuntimeContext, error: BaseException) -> None:
 def _words(error: BaseException) -> str:
     """One line; for an error of ours with its remedy."""
     if isinstance(error, GkrError):
-        return f"{error.message}; {error.hint}" if error.hint else error.message
+        place = f"{error.where}: " if error.where else ""
+        return f"{place}{error.message}; {error.hint}" if error.hint else f"{place}{error.message}"
     return str(error) or type(error).__name__
 
 

@@ -32,6 +32,7 @@ from training.preflight.measurements import (
     Store,
 )
 
+_SMALL_DATASET_BYTES = 64 * 2**20  # read and hashed in a fraction of a second
 _PREFIX = ".preflight-"
 _CLOCK_WINDOW_SECONDS = 0.1
 _LOOPBACK_TRIES = 5
@@ -148,21 +149,26 @@ def store(folder: Path) -> Store:
     return _store(folder, started=started)
 
 
-def dataset(uri: str, *, pick: str) -> Dataset:
-    """Open the manifest and verify one shard; `pick` chooses which, so that different nodes verify different ones."""
+def dataset(uri: str, *, pick: str, small_bytes: int = _SMALL_DATASET_BYTES) -> Dataset:
+    """Open the manifest and verify shards: all of a small dataset, else one.
+
+    `pick` chooses which, so that different nodes verify different ones.
+    """
     try:
         manifest = open_manifest(uri)
         shards = manifest.splits.train
         if not shards:
             return Dataset(uri=uri, problem="the manifest names no training shard", hint="prepare the dataset again")
         number = int.from_bytes(hashlib.sha256(pick.encode()).digest()[:8], "little") % len(shards)
-        view = read_shard(shards[number], uri=uri, manifest=manifest)
-        view[len(view) - 1]
+        every = [*shards, *manifest.splits.test]
+        chosen = every if sum(one.bytes for one in every) <= small_bytes else [shards[number]]
+        which = f"all {len(every)} shards" if chosen is every else f"shard {number + 1} of {len(shards)}"
+        for shard in chosen:
+            view = read_shard(shard, uri=uri, manifest=manifest)
+            view[len(view) - 1]
     except DataError as error:
         return Dataset(uri=uri, problem=f"{error.where or uri}: {error.message}", hint=error.hint)
-    return Dataset(
-        uri=uri, found=f"{manifest.name} {manifest.digest[:12]}, shard {number + 1} of {len(shards)} verified"
-    )
+    return Dataset(uri=uri, found=f"{manifest.name} {manifest.digest[:12]}, {which} verified")
 
 
 def folder_of(uri: str) -> Path:

@@ -182,8 +182,12 @@ def test_an_address_that_is_not_ours_cannot_be_bound() -> None:
     assert v.judge_ports(found).verdict == "FAIL"
 
 
-def test_a_good_dataset_passes_and_nodes_verify_different_shards(dataset: Path) -> None:
-    found = {collect.dataset(dataset.as_uri(), pick=f"node-{number}").found for number in range(12)}
+def test_a_small_dataset_is_verified_whole(dataset: Path) -> None:
+    assert collect.dataset(dataset.as_uri(), pick="n").found.endswith("all 4 shards verified")
+
+
+def test_of_a_large_dataset_nodes_verify_different_shards(dataset: Path) -> None:
+    found = {collect.dataset(dataset.as_uri(), pick=f"node-{number}", small_bytes=0).found for number in range(12)}
     assert len(found) == 3
     assert all(text.startswith("tiny ") and text.endswith("verified") for text in found)
 
