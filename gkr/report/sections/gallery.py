@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -214,12 +215,15 @@ def _scores(record: RunRecord) -> Html | None:
         Line("generated", rounds, [one.classifier_accuracy for one in scores], "merged", "points"),
         Line("real", rounds, [one.classifier_accuracy_real for one in scores], "merged", "dashed", faint=True),
     ]
+    # The distance shrinks with the number of images, so only scores over equally many share a curve.
+    count = Counter(one.samples for one in scores).most_common(1)[0][0]
+    alike = [one for one in scores if one.samples == count]
+    at = [float(one.round) for one in alike]
     distance = [
-        Line("generated against real", rounds, [one.frechet_distance for one in scores], "merged", "points"),
-        Line(
-            "real against real", rounds, [one.frechet_distance_real for one in scores], "merged", "dashed", faint=True
-        ),
+        Line("generated against real", at, [one.frechet_distance for one in alike], "merged", "points"),
+        Line("real against real", at, [one.frechet_distance_real for one in alike], "merged", "dashed", faint=True),
     ]
+    note = "" if len(alike) == len(scores) else f"{count} images each; the final score has {scores[-1].samples}"
     charts = (
         line_chart(
             Chart(
@@ -230,6 +234,6 @@ def _scores(record: RunRecord) -> Html | None:
                 shares=True,
             )
         ),
-        line_chart(Chart("frechet", "Fréchet distance", "outer round", distance, log=True)),
+        line_chart(Chart("frechet", "Fréchet distance", "outer round", distance, log=True, note=note)),
     )
     return el("div", charts, class_="charts")
