@@ -50,7 +50,7 @@ def _create(venv: Path, *, lock: Path, stamp: Path, digest: str) -> int:
     started = time.monotonic()
     python = venv / "bin" / "python"
     uv = venv / "bin" / "uv"
-    size = "about 5 GB with the CUDA libraries of torch" if "torch==" in lock.read_text() else "small"
+    size = "about 7 GB with the CUDA libraries of torch" if "torch==" in lock.read_text() else "small"
     _say(f"setting up {venv} from requirements/{lock.name} ({size}; a few minutes on a slow line)")
     steps: list[tuple[str, list[str]]] = []
     if not python.is_file():

@@ -21,6 +21,7 @@ from training import recovery
 from training.agents import AgentLostError, Agents
 from training.classify import Cause, RankEnd, classify
 from training.context import RuntimeContext
+from training.files import replace_text
 from training.progress import read_page
 
 log = logging.getLogger("attempts")
@@ -135,11 +136,7 @@ class Attempts:
         self._directory, self._directory_epoch = directory, directory.epoch
         text = directory.write_json()
         self._agents.set_directory(text)
-        home = Path(self.options.run_dir) / "state" / f"services-{self.learner.name}.json"
-        temporary = home.with_suffix(".tmp")
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(home)
+        replace_text(Path(self.options.run_dir) / "state" / f"services-{self.learner.name}.json", text)
 
     def handle(self, event: recovery.Event) -> None:
         """Tell the controller, then do what it says."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from spec.errors import GkrError
 from training.context import RuntimeContext
+from training.files import replace_text
 from training.progress import Page, read_page
 
 ZYGOTE_DEADLINE_SECONDS = 120.0
@@ -155,9 +156,7 @@ class Node:
 
     def set_directory(self, text: str) -> None:
         """Hand the services' addresses to the ranks of this node."""
-        temporary = self.directory_path.with_suffix(".tmp")
-        temporary.write_text(text)
-        temporary.replace(self.directory_path)
+        replace_text(self.directory_path, text)
 
     @property
     def directory_path(self) -> Path:

@@ -19,6 +19,7 @@ import training.trainer as trainer
 from spec.errors import GkrError
 from spec.plan import Plan
 from training.context import RuntimeContext
+from training.files import replace_text
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,9 +47,7 @@ def _write_reason(context: RuntimeContext, error: BaseException) -> None:
         "exit_code": getattr(error, "exit_code", None),
     }
     path = context.folder / f"reason-rank-{context.rank}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(reason))
-    temporary.replace(path)
+    replace_text(path, json.dumps(reason))
 
 
 def _words(error: BaseException) -> str:

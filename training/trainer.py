@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +25,7 @@ from spec.errors import ConfigError
 from spec.plan import LearnerPlan, Plan
 from spec.train import TrainConfig
 from training import parallel
-from training.checkpoint import CheckpointFailure, CheckpointWriter, Loaded, load_latest
+from training.checkpoint import CheckpointFailure, CheckpointWriter, Loaded, SavedCheckpoint, load_latest
 from training.conditions import Conditions
 from training.context import RuntimeContext
 from training.data.loader import Loader, LocalBatch
@@ -131,6 +132,7 @@ class _Trainer:
                 conditions.connect()
             self.validation = Validation(self.plan, context=self.context, conditions=conditions, device=self.device)
             self._loop(loader, conditions=conditions)
+            self.rounds.leave()
         finally:
             loader.close()
             if client is not None:
@@ -257,7 +259,19 @@ class _Trainer:
 
     def _report(self, loader: Loader) -> None:
         """Say what happened beside the steps: saved checkpoints, loader workers that were replaced."""
-        for saved in self.writer.poll():
+        self._report_saved(self.writer.poll())
+        for death in loader.worker_events():
+            self.events.emit(
+                ev.Recovery,
+                learner=self.learner.name,
+                what=f"loader worker {death.index} of rank {self.context.rank}",
+                cause=death.cause,
+                action="its batches were made again by a new worker",
+                detected_seconds=death.detected_seconds,
+            )
+
+    def _report_saved(self, ended: Sequence[SavedCheckpoint | CheckpointFailure]) -> None:
+        for saved in ended:
             if self.context.rank != 0:
                 continue
             if isinstance(saved, CheckpointFailure):
@@ -277,19 +291,10 @@ class _Trainer:
                 blocked_seconds=saved.blocked_seconds,
                 seconds=saved.seconds,
             )
-        for death in loader.worker_events():
-            self.events.emit(
-                ev.Recovery,
-                learner=self.learner.name,
-                what=f"loader worker {death.index} of rank {self.context.rank}",
-                cause=death.cause,
-                action="its batches were made again by a new worker",
-                detected_seconds=death.detected_seconds,
-            )
 
     def _finish(self) -> None:
         self.page.phase("finish")
-        self.writer.close(timeout_seconds=60)
+        self._report_saved(self.writer.close(timeout_seconds=60))
         if self.context.rank == 0:
             self.rounds.report_end(attempt=self.context.attempt)
         dist.barrier()

@@ -9,12 +9,10 @@ its forkserver goes, which goes when the rank goes; nothing of it has a name on 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import struct
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,12 +28,12 @@ from spec.shard_bytes import Shape
 from training.data.batch import LocalBatch, to_bytes, to_unit
 from training.data.order import sample_ids
 from training.data.reader import ShardFile, SplitReader
+from training.processes import die_with_parent
 
 TICKET = struct.Struct("<Q")
 RESULT = struct.Struct("<QQB7x")
 RESULT_BATCH, RESULT_ERROR = 0, 1
 TimeDistribution = Literal["uniform", "logit-normal"]
-_PR_SET_PDEATHSIG = 1
 _WRITEV_PARTS = 512
 
 
@@ -145,8 +143,7 @@ def _send(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     # multiprocessing lends every child the rank's end of the forkserver's life pipe, for children of its own. We keep
     # none, and a worker that held it would keep the forkserver alive after the rank, and so itself.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001

@@ -7,7 +7,6 @@ SIGTERM, with its parent, or when another syncer takes over. Imports no torch.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import json
 import logging
@@ -22,6 +21,8 @@ from pydantic import ValidationError
 
 from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, GkrError
 from spec.plan import Plan
+from training.files import replace_text
+from training.processes import die_with_parent
 from training.sync.bulk import BulkHandler
 from training.sync.control import ControlHandler
 from training.sync.journal import Journal
@@ -30,7 +31,6 @@ from training.sync.syncer import Syncer
 from training.sync.wire import Handler, SyncServer
 
 _LOG = logging.getLogger("training.sync")
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -139,10 +139,7 @@ def _bind(name: str, address: tuple[str, int], handler: type[Handler], *, run: s
 
 def _write_endpoints(path: Path, servers: dict[str, SyncServer]) -> None:
     content = {name: f"{server.server_address[0]}:{server.server_address[1]}" for name, server in servers.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({**content, "pid": os.getpid()}))
-    temporary.replace(path)
+    replace_text(path, json.dumps({**content, "pid": os.getpid()}))
     _LOG.info("serving %s", content)
 
 
@@ -159,7 +156,7 @@ def _die_with_parent() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     signal.signal(signal.SIGUSR2, look)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0)
+    die_with_parent(signal.SIGUSR2)
     look(0, None)
 
 
