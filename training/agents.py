@@ -25,9 +25,11 @@ POLL_DEADLINE_SECONDS = 5.0
 class AgentLostError(Exception):
     """The agent of a node does not answer any more."""
 
-    def __init__(self, node: str, cause: str) -> None:
+    def __init__(self, node: str, cause: str, *, last_seen: float) -> None:
         super().__init__(f"{node}: {cause}")
-        self.node, self.cause, self.monotonic = node, cause, time.monotonic()
+        self.node, self.cause = node, cause
+        self.monotonic = last_seen
+        """Its last sign of life: it died after this, so times counted from here are upper bounds."""
 
 
 class Agents:
@@ -37,6 +39,8 @@ class Agents:
         self._learner, self._folder = learner, folder
         self._handles: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
+        self._seen: dict[str, float] = {}
+        """When each agent last answered."""
         self._greetings: dict[str, Any] = {}
         """The first call to each new agent, whose answer says that it is there."""
 
@@ -112,7 +116,7 @@ class Agents:
         for node, reference in asked.items():
             answer = remote.result(reference, timeout_seconds=SPAWN_DEADLINE_SECONDS)
             if isinstance(answer, remote.Failed):
-                raise AgentLostError(node, answer.text)
+                raise self._loss(node, answer.text)
             pids |= answer
         return pids
 
@@ -123,8 +127,9 @@ class Agents:
             answer = remote.result(reference, timeout_seconds=POLL_DEADLINE_SECONDS)
             if isinstance(answer, remote.Failed):
                 self._pids.pop(node, None)
-                yield node, AgentLostError(node, answer.text)
+                yield node, self._loss(node, answer.text)
             else:
+                self._seen[node] = time.monotonic()
                 yield node, answer
 
     def fence(self, epoch: int) -> None:
@@ -146,8 +151,11 @@ class Agents:
         for handle in self._handles.values():
             remote.kill(handle)
 
+    def _loss(self, node: str, cause: str) -> AgentLostError:
+        return AgentLostError(node, cause, last_seen=self._seen.get(node, time.monotonic()))
+
     def _call(self, node: str, method: str) -> Any:
         answer = remote.result(getattr(self._handles[node], method).remote(), timeout_seconds=CALL_DEADLINE_SECONDS)
         if isinstance(answer, remote.Failed):
-            raise AgentLostError(node, answer.text) if answer.dead else GkrError(f"{node}: {method}: {answer.text}")
+            raise self._loss(node, answer.text) if answer.dead else GkrError(f"{node}: {method}: {answer.text}")
         return answer

@@ -312,8 +312,16 @@ class Attempts:
         self._state, effects = recovery.lost_nodes(self._state, nodes=(node,))
         self._carry_out(effects)
         if self._current is not None and not self._current.over:
+            self._last_page(self._current, node=node)
             cause = Cause(kind="node_lost", text=f"{node} {lost.cause}", signature=f"node {node}")
             self._over(self._current, cause=cause, died=lost.monotonic)
+
+    def _last_page(self, current: _Attempt, *, node: str) -> None:
+        """Steps since the last poll, if the lost node's folder can still be read (on a cluster it is gone as well)."""
+        page = read_page(Path(self.options.run_dir) / "state" / "nodes" / self.learner.name / node / "progress-0.page")
+        if page is not None and page.epoch == self._state.epoch:
+            current.samples_run, current.position, current.steps = page.samples_run, page.position, page.step
+            self.handle(recovery.Progress(page.position, page.monotonic))
 
     def _replace_nodes(self) -> None:
         for node in sorted(self._state.missing_nodes):

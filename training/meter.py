@@ -16,8 +16,8 @@ from spec import events as ev
 class RankEvents:
     """Appends events to the node's file of this rank; the agent carries them to the run's events."""
 
-    def __init__(self, folder: Path, *, rank: int, source: str) -> None:
-        path = folder / f"events-{rank}.jsonl"
+    def __init__(self, folder: Path, *, epoch: int, rank: int, source: str) -> None:
+        path = folder / f"events-{epoch}-{rank}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._source = source
 

@@ -64,6 +64,8 @@ class Node:
     _buffer: bytes = b""
     _running: dict[str, int] = field(default_factory=dict[str, int])
     _exits: list[Exit] = field(default_factory=list[Exit])
+    _first_epoch: int | None = None
+    """Of the first spawn here. Files of older epochs were another agent's, which handed their lines on."""
     _offsets: dict[Path, int] = field(default_factory=dict[Path, int])
 
     def warm(self) -> None:
@@ -91,6 +93,7 @@ class Node:
                 hint="an older driver is still commanding this node; end it",
             )
         self.fence(epoch)
+        self._first_epoch = self._first_epoch or epoch
         self.warm()
         for job, (call, environment, log) in jobs.items():
             (self.folder / f"reason-{job}.json").unlink(missing_ok=True)
@@ -235,6 +238,8 @@ class Node:
     def _new_events(self) -> list[str]:
         lines: list[str] = []
         for path in sorted(self.folder.glob("events-*.jsonl")):
+            if self._first_epoch is None or int(path.name.split("-")[1]) < self._first_epoch:
+                continue
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
                 data = file.read()

@@ -88,7 +88,7 @@ class _Trainer:
         self.plan, self.context, self.page, self.device = plan, context, page, device
         self.config: TrainConfig = plan.train
         self.learner: LearnerPlan = plan.learner(context.learner)
-        self.events = RankEvents(context.folder, rank=context.rank, source=context.source)
+        self.events = RankEvents(context.folder, epoch=context.epoch, rank=context.rank, source=context.source)
         self.meter = Meter()
         mesh = parallel.make_mesh(context.world_size, shard_size=self.config.shard_size, device_type=device.type)
         self.model = parallel.build_model(self.config, mesh=mesh, device=device)

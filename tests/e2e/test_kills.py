@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from spec.events import AttemptStarted, Event, Recovery, Restored, StepMetrics, SyncMerged
+from spec.events import AttemptStarted, Event, Recovery, Restored, SyncMerged
 from spec.services import Directory
 from tests.builders.follow import Follower
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
-    "train.samples": "8960",
+    "train.samples": "12800",
     "train.batch": "32",
     "sync.inner_steps": "10",
     "train.checkpoint.every_steps": "10",
@@ -59,13 +59,12 @@ def loader_workers(pid: int) -> list[int]:
     return [child.pid for child in children if child.ppid() != pid]
 
 
-def stepped(events: list[Event], learner: str, attempt: int) -> bool | None:
-    return (
-        any(
-            isinstance(event, StepMetrics) and event.learner == learner and event.attempt >= attempt for event in events
-        )
-        or None
-    )
+def driver_of(folder: Path, learner: str) -> int:
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words: list[str] = process.info["cmdline"] or []
+        if "training.driver" in words and str(folder / "plan.json") in words and learner in words:
+            return process.pid
+    raise AssertionError(f"no driver of {learner}")
 
 
 @pytest.mark.slow
@@ -95,6 +94,9 @@ def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
         east = last_start(follow.events, "east")
         _kill(east.pids["rank-1"])
         follow.until(lambda events: recovery(events, "rank 1"), deadline_seconds=2 * MINUTE, what="rank replaced")
+
+        _kill(driver_of(folder, "west"))
+        follow.until(lambda events: recovery(events, "driver"), deadline_seconds=2 * MINUTE, what="driver restarted")
         code = run.wait(timeout=5 * MINUTE)
     finally:
         end(run, tmp_path)
@@ -103,10 +105,12 @@ def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
     assert (code, summary["status"]) == (0, "succeeded")
     assert summary["sync"]["learners_agree"] is True
     assert summary["sync"]["ledger_imbalance"] == 0
-    assert summary["sync"]["rounds"] >= 8960 // 640
+    assert summary["sync"]["rounds"] >= 12800 // 640
     assert all(learner["ledger"]["merged"] > 0 for learner in summary["learners"])
     causes = {entry["what"].split()[0] for entry in summary["recoveries"]}
-    assert causes >= {"loader", "service", "agent", "syncer", "rank"}
+    assert causes >= {"loader", "service", "agent", "syncer", "rank", "driver"}
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    assert len(set(lines)) == len(lines), "an event was handed on twice"
     rank = next(entry for entry in summary["recoveries"] if entry["what"] == "rank 1" and entry["learner"] == "east")
     assert rank["cause"] == "SIGKILL"
     assert rank["first_step_seconds"] is not None

@@ -64,3 +64,16 @@ def test_a_zygote_forks_watches_fences_and_ends(node: Node, tmp_path: Path) -> N
     last = node.zygote_pid
     node.close()
     assert not alive(last)
+
+
+def test_lines_that_another_agent_handed_on_are_not_handed_on_again(tmp_path: Path) -> None:
+    folder = tmp_path / "node-0"
+    folder.mkdir()
+    (folder / "events-1-0.jsonl").write_text("of the agent before\n")
+    made = Node(folder=folder)
+    made._first_epoch = 2
+    (folder / "events-2-0.jsonl").write_text("ours\nhalf a li")
+    assert made.poll().events == ["ours"]
+    with (folder / "events-2-0.jsonl").open("a") as file:
+        file.write("ne\n")
+    assert made.poll().events == ["half a line"]
