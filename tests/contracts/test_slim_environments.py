@@ -29,7 +29,7 @@ ROLES = {
         [["-m", "gkr", "--help"], ["-m", "gkr", "plan", "recipes/digits.yaml"], ["-m", "spec.schemas", "--check"]],
     ),
     "services": ("spec,services", [["-m", "services.prepare", "--help"]]),
-    "training": ("spec,training.sync,training.models,training.data", [["-m", "training.sync.server", "--help"]]),
+    "training": ("spec,training", [["-m", "training.sync.server", "--help"]]),
 }
 
 
