@@ -92,6 +92,8 @@ class AttemptEnded(_Event):
     """`finished` or the classified cause."""
     samples_run: int
     """Samples in steps that committed during this attempt, read from the progress page."""
+    position: int = 0
+    """Where the learner stood at this end; an attempt that never took up its state leaves it as it was."""
 
 
 class Restored(_Event):

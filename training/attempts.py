@@ -22,7 +22,7 @@ from training.agents import AgentLostError, Agents
 from training.classify import Cause, RankEnd, classify
 from training.context import RuntimeContext
 from training.files import replace_text
-from training.progress import read_page
+from training.progress import NOT_RESTORED, read_page
 
 log = logging.getLogger("attempts")
 
@@ -31,7 +31,7 @@ SETTLE_SECONDS = 0.4
 NODE_DEADLINE_SECONDS = 180.0
 """Longest wait for the agent that replaces a lost one."""
 STALL_SECONDS = {"start": 180.0, "join": 120.0, "restore": 120.0, "step": 120.0}
-"""Longest time without progress by phase; phases that wait with deadlines of their own (barrier, apply) are not judged
+"""Longest time without progress by phase; phases that wait with deadlines of their own (register, barrier, apply) are not judged
 here."""
 
 
@@ -42,6 +42,8 @@ class History:
     attempt: int = 0
     epoch: int = 0
     furthest: int = 0
+    last_position: int = 0
+    """Where the last attempt ended."""
     open_attempt: bool = False
     """The last attempt has no recorded end: its driver died with it."""
 
@@ -56,9 +58,11 @@ def previous_attempts(path: Path, *, learner: str) -> History:
             if isinstance(event, ev.AttemptStarted) and event.learner == learner:
                 history = replace(history, attempt=event.attempt, epoch=event.epoch, open_attempt=True)
             if isinstance(event, ev.AttemptEnded) and event.learner == learner and event.attempt == history.attempt:
-                history = replace(history, open_attempt=False)
+                history = replace(history, open_attempt=False, last_position=event.position)
+            if isinstance(event, ev.Restored) and event.learner == learner:
+                history = replace(history, last_position=event.position)
             if isinstance(event, ev.StepMetrics) and event.learner == learner:
-                history = replace(history, furthest=max(history.furthest, event.position))
+                history = replace(history, furthest=max(history.furthest, event.position), last_position=event.position)
     return history
 
 
@@ -81,7 +85,8 @@ class _Attempt:
     steps: int = 0
     """Furthest step of rank 0."""
     samples_run: int = 0
-    position: int = 0
+    position: int | None = None
+    """None until the rank has taken up its state."""
     first_step: float | None = None
     over: bool = False
 
@@ -96,6 +101,7 @@ class Attempts:
         history = self._close_open_attempt(history)
         self._state = recovery.State(attempt=history.attempt, epoch=history.epoch, furthest=history.furthest)
         self._agents = Agents(self.learner, folder=options.run_dir / "state" / "nodes" / self.learner.name)
+        self._last_position = history.last_position
         self._current: _Attempt | None = None
         self._restart: _Restart | None = None
         self._starting: tuple[recovery.StartAttempt, float] | None = None
@@ -174,15 +180,18 @@ class Attempts:
             for path in (self.options.run_dir / "state" / "nodes" / self.learner.name).glob("*/progress-0.page")
         ]
         page = next((page for page in pages if page is not None and page.epoch == history.epoch), None)
-        samples = page.samples_run if page else 0
+        if page is not None and page.position != NOT_RESTORED:
+            furthest = max(history.furthest, page.position)
+            history = replace(history, furthest=furthest, last_position=page.position)
         self.out.emit(
             ev.AttemptEnded,
             learner=self.learner.name,
             attempt=history.attempt,
             cause="driver lost",
-            samples_run=samples,
+            samples_run=page.samples_run if page else 0,
+            position=history.last_position,
         )
-        return replace(history, furthest=max(history.furthest, page.position if page else 0), open_attempt=False)
+        return replace(history, open_attempt=False)
 
     def _carry_out(self, effects: list[recovery.Effect]) -> None:
         for effect in effects:
@@ -213,7 +222,7 @@ class Attempts:
             master_port=0,
             syncer_control=self.options.syncer_control,
             syncer_bulk=self.options.syncer_bulk,
-            furthest_position=self._state.furthest,
+            last_position=self._last_position,
         )
         self._current = _Attempt(effect.attempt)
         try:
@@ -242,11 +251,12 @@ class Attempts:
         page = snapshot["pages"].get(0)
         if page is None:
             return
-        current.samples_run, current.position, current.steps = page["samples_run"], page["position"], page["step"]
+        if page["position"] != NOT_RESTORED:
+            current.samples_run, current.position, current.steps = page["samples_run"], page["position"], page["step"]
+            self.handle(recovery.Progress(page["position"], page["monotonic"]))
         if page["steps_run"] and current.first_step is None:
             current.first_step = page["monotonic"]
             self._first_step(current, page=page)
-        self.handle(recovery.Progress(page["position"], page["monotonic"]))
         limit = STALL_SECONDS.get(page["phase"])
         if limit is not None and snapshot["monotonic"] - page["monotonic"] > limit and not current.over:
             text = f"no progress for {limit:.0f} s in phase {page['phase']}"
@@ -268,12 +278,15 @@ class Attempts:
         current.over = True
         detected = time.monotonic() - died
         log.info("attempt %d over: %s (%s)", current.number, cause.text, cause.kind)
+        if current.position is not None:
+            self._last_position = current.position
         self.out.emit(
             ev.AttemptEnded,
             learner=self.learner.name,
             attempt=current.number,
             cause=cause.text,
             samples_run=current.samples_run,
+            position=self._last_position,
         )
         if cause.kind != "finished":
             what = f"rank {cause.ranks[0]}" if cause.ranks else "learner"
@@ -286,9 +299,7 @@ class Attempts:
                 "action": "all ranks restarted",
                 "detected_seconds": detected,
             }
-            if (
-                self._restart is not None
-            ):  # died again before its first step: keep the first death's clock in its own entry
+            if self._restart is not None:  # died again before its first step: the first death keeps its own entry
                 self._emit_recovery(self._restart, first_step=None, lost_steps=0)
             self._restart = _Restart(event=fields, died=died, furthest_step=current.steps)
         self.handle(recovery.AttemptOver(current.number, cause, died))
@@ -319,7 +330,7 @@ class Attempts:
     def _last_page(self, current: _Attempt, *, node: str) -> None:
         """Steps since the last poll, if the lost node's folder can still be read (on a cluster it is gone as well)."""
         page = read_page(Path(self.options.run_dir) / "state" / "nodes" / self.learner.name / node / "progress-0.page")
-        if page is not None and page.epoch == self._state.epoch:
+        if page is not None and page.epoch == self._state.epoch and page.position != NOT_RESTORED:
             current.samples_run, current.position, current.steps = page.samples_run, page.position, page.step
             self.handle(recovery.Progress(page.position, page.monotonic))
 

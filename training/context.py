@@ -33,8 +33,8 @@ class RuntimeContext:
     syncer_control: str
     """host:port"""
     syncer_bulk: str
-    furthest_position: int
-    """Samples of the learner's order that earlier attempts ran; what a restart falls short of it is lost."""
+    last_position: int
+    """Where the attempt before this one ended; what the restart falls short of it is lost."""
 
     @property
     def folder(self) -> Path:
@@ -59,6 +59,6 @@ class RuntimeContext:
                 f"not started by an agent: {', '.join(missing)} not set",
                 hint="ranks are started by `gkr launch`; to run one by hand, set the variables of training/context.py",
             )
-        whole = {"rank", "local_rank", "world_size", "attempt", "epoch", "master_port", "furthest_position"}
+        whole = {"rank", "local_rank", "world_size", "attempt", "epoch", "master_port", "last_position"}
         values = {name: environment[f"GKR_{name.upper()}"] for name in names}
         return cls(**{name: int(text) if name in whole else text for name, text in values.items()})  # type: ignore[arg-type]

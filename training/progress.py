@@ -17,6 +17,8 @@ from types import TracebackType
 
 _LAYOUT = struct.Struct("<8sQqqqqqqd16s")
 _MAGIC = b"GKRPAGE1"
+NOT_RESTORED = -1
+"""Position of a rank that has not taken up its state yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Page:
     step: int
     """Inner steps committed, counted over all attempts that count."""
     position: int
-    """Samples of the learner's order consumed by committed steps."""
+    """Samples of the learner's order consumed by committed steps; NOT_RESTORED before the rank took up its state."""
     samples_run: int
     """Samples of steps committed in this attempt."""
     steps_run: int
@@ -43,12 +45,15 @@ class ProgressWriter:
 
     def __init__(self, path: Path, *, epoch: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.write(bytes(_LAYOUT.size))
+        # A new file each time: a rank of an older epoch that is not quite dead still writes into the old one.
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_bytes(bytes(_LAYOUT.size))
+        draft.replace(path)
         self._file = path.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), _LAYOUT.size)
         self._epoch, self._sequence = epoch, 0
-        self.step = self.position = self.samples_run = self.steps_run = 0
+        self.step = self.samples_run = self.steps_run = 0
+        self.position = NOT_RESTORED
         self.phase("start")
 
     def phase(self, name: str) -> None:

@@ -127,6 +127,7 @@ class Rounds:
 
     def restore(self, loaded: Loaded | None) -> Start:
         """Register, then take up weights, anchor and counters by the restart rule of the design; all ranks alike."""
+        self._page.phase("register")  # may wait for a round to close: not the driver's business, see STALL_SECONDS
         saved = LearnerSyncState.from_dict(loaded.state["rounds"]) if loaded else None
         registration = self._register()
         decision = adopt.restart(saved, registration=registration)

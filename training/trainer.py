@@ -158,7 +158,7 @@ class _Trainer:
                 mode=state.mode,
                 step=state.step,
                 position=state.position,
-                samples_lost=max(0, self.context.furthest_position - state.position),
+                samples_lost=max(0, self.context.last_position - state.position),
                 checkpoint=str(loaded.path) if loaded else "",
                 skipped=list(loaded.skipped) if loaded else [],
             )

@@ -23,7 +23,7 @@ from tests.builders.follow import Follower
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
-    "train.samples": "12800",
+    "train.samples": "14080",
     "train.batch": "32",
     "sync.inner_steps": "10",
     "train.checkpoint.every_steps": "10",
@@ -51,6 +51,18 @@ def recovery(events: list[Event], what: str) -> Recovery | None:
 
 def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def kill_rank(follow: Follower, learner: str, *, what: str, again: int) -> int:
+    """Kill a rank of the newest attempt (newer than `again`) and return that attempt's number."""
+
+    def newest(events: list[Event]) -> AttemptStarted | None:
+        start = last_start(events, learner)
+        return start if start.attempt > again else None
+
+    start = follow.until(newest, deadline_seconds=2 * MINUTE, what=f"an attempt after {again}")
+    _kill(start.pids[what.replace(" ", "-")])
+    return start.attempt
 
 
 def loader_workers(pid: int) -> list[int]:
@@ -95,6 +107,9 @@ def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
         _kill(east.pids["rank-1"])
         follow.until(lambda events: recovery(events, "rank 1"), deadline_seconds=2 * MINUTE, what="rank replaced")
 
+        attempt = kill_rank(follow, "east", what="rank 0", again=0)
+        kill_rank(follow, "east", what="rank 0", again=attempt)  # before its first step: lost samples count once
+
         _kill(driver_of(folder, "west"))
         follow.until(lambda events: recovery(events, "driver"), deadline_seconds=2 * MINUTE, what="driver restarted")
         code = run.wait(timeout=5 * MINUTE)
@@ -105,7 +120,7 @@ def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
     assert (code, summary["status"]) == (0, "succeeded")
     assert summary["sync"]["learners_agree"] is True
     assert summary["sync"]["ledger_imbalance"] == 0
-    assert summary["sync"]["rounds"] >= 12800 // 640
+    assert summary["sync"]["rounds"] >= 14080 // 640
     assert all(learner["ledger"]["merged"] > 0 for learner in summary["learners"])
     causes = {entry["what"].split()[0] for entry in summary["recoveries"]}
     assert causes >= {"loader", "service", "agent", "syncer", "rank", "driver"}

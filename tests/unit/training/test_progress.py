@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.progress import ProgressWriter, read_page
+from training.progress import NOT_RESTORED, ProgressWriter, read_page
 
 
 def test_what_was_committed_is_read_back(tmp_path: Path) -> None:
@@ -27,6 +27,24 @@ def test_what_was_committed_is_read_back(tmp_path: Path) -> None:
         1,
         "barrier",
     )
+
+
+def test_a_rank_that_has_not_taken_up_its_state_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "progress-0.page"
+    with ProgressWriter(path, epoch=1):
+        read = read_page(path)
+    assert read is not None
+    assert read.position == NOT_RESTORED
+
+
+def test_a_dying_rank_of_an_older_epoch_cannot_write_into_the_new_page(tmp_path: Path) -> None:
+    path = tmp_path / "progress-0.page"
+    with ProgressWriter(path, epoch=1) as old, ProgressWriter(path, epoch=2) as new:
+        new.restored(step=3, position=192)
+        old.phase("step")
+        read = read_page(path)
+    assert read is not None
+    assert (read.epoch, read.position) == (2, 192)
 
 
 def test_a_missing_or_empty_page_is_none(tmp_path: Path) -> None:
