@@ -31,8 +31,8 @@ SETTLE_SECONDS = 0.4
 NODE_DEADLINE_SECONDS = 180.0
 """Longest wait for the agent that replaces a lost one."""
 STALL_SECONDS = {"start": 180.0, "join": 120.0, "restore": 120.0, "step": 120.0}
-"""Longest time without progress by phase; phases that wait with deadlines of their own (register, barrier, apply) are not judged
-here."""
+"""Longest time without progress by phase. Phases that wait with deadlines of their own (register, barrier, apply) are
+not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
