@@ -49,7 +49,7 @@ def synthetic_plan(*, names: tuple[str, ...] = ("east", "central"), rounds: int 
         cluster="local-0",
         control_port=0,
         bulk_port=0,
-        store="file:///work/sync",
+        store="file:///home/me/sync",
         config=SyncConfig(inner_steps=INNER_STEPS),
         target_samples=rounds * len(names) * INNER_STEPS * BATCH,
         round_samples=INNER_STEPS * BATCH,
@@ -86,9 +86,9 @@ def _learner(name: str, *, index: int) -> LearnerPlan:
         nodes=[node],
         world_size=WORLD_SIZE,
         services=services,
-        data_manifest=f"file:///work/buckets/local-{index}/data/digits/manifest.json",
+        data_manifest=f"file:///home/me/buckets/local-{index}/data/digits/manifest.json",
         data_source="digits",
-        checkpoints=f"file:///work/buckets/local-{index}/checkpoints",
+        checkpoints=f"file:///home/me/buckets/local-{index}/checkpoints",
     )
 
 
@@ -137,7 +137,7 @@ class _Writer:
                 dict.fromkeys(("snapshot", "barrier", "apply", "data", "encode"), 0.0),
                 1,
             )
-            manifest = f"file:///work/buckets/local-{i}/data/digits/manifest.json"
+            manifest = f"file:///home/me/buckets/local-{i}/data/digits/manifest.json"
             self.say(
                 ev.Prepared,
                 at=6.2 + i,
@@ -219,7 +219,7 @@ class _Writer:
             learner=name,
             attempt=self.attempt[name],
             step=number * INNER_STEPS,
-            path=f"file:///work/checkpoints/{number * INNER_STEPS}",
+            path=f"file:///home/me/checkpoints/{number * INNER_STEPS}",
             bytes=3_800_000,
             blocked_seconds=0.006 + self.random.random() * 0.004,
             seconds=0.21,
