@@ -65,7 +65,7 @@ def test_the_page_outlives_a_sigkill_of_its_writer(tmp_path: Path) -> None:
     assert writer.stdout is not None
     assert writer.stdout.readline() == "ready\n"
     os.kill(writer.pid, signal.SIGKILL)
-    writer.wait(timeout=10)
+    writer.communicate(timeout=10)
     read = read_page(path)
     assert read is not None
     assert (read.steps_run, read.samples_run, read.pid) == (5, 40, writer.pid)
