@@ -23,8 +23,3 @@ def load_class(path: str) -> type[Service]:
     if not (isinstance(found, type) and issubclass(found, Service)):
         raise TypeError(f"{path} is not a Service")
     return found
-
-
-def service_class(kind: ServiceKind) -> type[Service]:
-    """The class of a kind."""
-    return load_class(CLASSES[kind])

@@ -67,10 +67,11 @@ class Agents:
 
     def pids(self) -> dict[str, int]:
         """`agent-0`, `zygote-0`, ... to process id."""
+        asked = {node: handle.zygote_pid.remote() for node, handle in self._handles.items()}
         result: dict[str, int] = {}
-        for index, node in enumerate(self._handles):
+        for index, (node, reference) in enumerate(asked.items()):
             result[f"agent-{index}"] = self._pids.get(node, 0)
-            zygote = remote.result(self._handles[node].zygote_pid.remote(), timeout_seconds=POLL_DEADLINE_SECONDS)
+            zygote = remote.result(reference, timeout_seconds=POLL_DEADLINE_SECONDS)
             result[f"zygote-{index}"] = 0 if isinstance(zygote, remote.Failed) else int(zygote)
         return result
 

@@ -21,6 +21,7 @@ from training import recovery
 from training.agents import AgentLostError, Agents
 from training.classify import Cause, RankEnd, classify
 from training.context import RuntimeContext
+from training.event_log import EventLog
 from training.files import replace_text
 from training.progress import NOT_RESTORED, read_page
 
@@ -94,7 +95,7 @@ class _Attempt:
 class Attempts:
     """All attempts of one learner under one driver."""
 
-    def __init__(self, plan: Plan, *, options: Any, out: Any, history: History) -> None:
+    def __init__(self, plan: Plan, *, options: Any, out: EventLog, history: History) -> None:
         self.plan, self.options, self.out = plan, options, out
         self.learner = plan.learner(options.learner)
         self.finish: recovery.Finish | None = None
@@ -253,7 +254,7 @@ class Attempts:
             return
         if page["position"] != NOT_RESTORED:
             current.samples_run, current.position, current.steps = page["samples_run"], page["position"], page["step"]
-            self.handle(recovery.Progress(page["position"], page["monotonic"]))
+            self.handle(recovery.Progress(page["position"]))
         if page["steps_run"] and current.first_step is None:
             current.first_step = page["monotonic"]
             self._first_step(current, page=page)
@@ -302,7 +303,7 @@ class Attempts:
             if self._restart is not None:  # died again before its first step: the first death keeps its own entry
                 self._emit_recovery(self._restart, first_step=None, lost_steps=0)
             self._restart = _Restart(event=fields, died=died, furthest_step=current.steps)
-        self.handle(recovery.AttemptOver(current.number, cause, died))
+        self.handle(recovery.AttemptOver(current.number, cause))
         if self.finish is not None and self._restart is not None:
             self._restart.event["action"] = "run ended"
             if cause.kind not in {"user", "numeric"}:
@@ -332,7 +333,7 @@ class Attempts:
         page = read_page(Path(self.options.run_dir) / "state" / "nodes" / self.learner.name / node / "progress-0.page")
         if page is not None and page.epoch == self._state.epoch and page.position != NOT_RESTORED:
             current.samples_run, current.position, current.steps = page.samples_run, page.position, page.step
-            self.handle(recovery.Progress(page.position, page.monotonic))
+            self.handle(recovery.Progress(page.position))
 
     def _replace_nodes(self) -> None:
         for node in sorted(self._state.missing_nodes):

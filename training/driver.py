@@ -32,6 +32,7 @@ from spec.plan import LearnerPlan, Plan
 from spec.shards import open_manifest
 from training.attempts import Attempts, previous_attempts
 from training.evaluation import Evaluation
+from training.event_log import EventLog
 from training.recovery import NodesReady
 
 log = logging.getLogger("driver")
@@ -59,22 +60,6 @@ class Options:
     @property
     def log_dir(self) -> Path:
         return self.run_dir / "logs" / self.learner / str(self.attempt)
-
-
-class EventLog:
-    """Appends to the run's events: whole lines, one write each."""
-
-    def __init__(self, path: Path, *, source: str) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._source = source
-
-    def emit(self, kind: type[Any], **fields: Any) -> None:
-        """Append one event of this writer, now."""
-        self.line(ev.write_event(kind(time=time.time(), source=self._source, **fields)))
-
-    def line(self, text: str) -> None:
-        """Append a line that a rank wrote."""
-        os.write(self._descriptor, text.rstrip("\n").encode() + b"\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

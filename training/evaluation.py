@@ -23,6 +23,7 @@ from spec.errors import GkrError
 from spec.plan import LearnerPlan, Plan
 from spec.services import ServiceKind
 from training.data.held_out import HeldOut, held_out
+from training.event_log import EventLog
 from training.sync.client import SyncClient
 from training.sync.layout import Layout
 
@@ -50,7 +51,7 @@ class Evaluation:
     """One thread; `finished` once the final model is scored, failed, or overdue."""
 
     @classmethod
-    def for_home(cls, plan: Plan, *, options: Any, out: Any) -> Evaluation | None:
+    def for_home(cls, plan: Plan, *, options: Any, out: EventLog) -> Evaluation | None:
         """The evaluation of this run, if this driver is the home learner's and the plan has the services for it."""
         home = plan.home
         kinds = {service.kind for service in home.services}
@@ -58,7 +59,7 @@ class Evaluation:
             return None
         return cls(plan, options=options, out=out)
 
-    def __init__(self, plan: Plan, *, options: Any, out: Any) -> None:
+    def __init__(self, plan: Plan, *, options: Any, out: EventLog) -> None:
         self._plan, self._options, self._out = plan, options, out
         self._stop = threading.Event()
         self._done = threading.Event()

@@ -8,22 +8,6 @@ from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from spec import events as ev
-
-
-class RankEvents:
-    """Appends events to the node's file of this rank; the agent carries them to the run's events."""
-
-    def __init__(self, folder: Path, *, epoch: int, rank: int, source: str) -> None:
-        path = folder / f"events-{epoch}-{rank}.jsonl"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._source = source
-
-    def emit(self, kind: type[Any], **fields: Any) -> None:
-        """Append one event, now."""
-        os.write(self._descriptor, ev.write_event(kind(time=time.time(), source=self._source, **fields)).encode())
 
 
 class Meter:

@@ -37,7 +37,6 @@ class Progress:
     """The furthest position of this attempt's rank 0."""
 
     position: int
-    monotonic: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,6 @@ class AttemptOver:
 
     attempt: int
     cause: Cause
-    died_monotonic: float
-    """When the first rank died; used to report times."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from training.checkpoint import Loaded
 from training.collectives import all_gather_json, gather_floats
 from training.context import RuntimeContext
 from training.ema import Ema
-from training.meter import Meter, RankEvents
+from training.event_log import EventLog
+from training.meter import Meter
 from training.models.dit import DiT
 from training.progress import ProgressWriter
 from training.sync import adopt
@@ -58,7 +59,7 @@ class Rounds:
         ema: Ema,
         page: ProgressWriter,
         meter: Meter,
-        events: RankEvents,
+        events: EventLog,
     ) -> None:
         assert plan.syncer is not None
         assert plan.train is not None

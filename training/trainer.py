@@ -30,8 +30,9 @@ from training.conditions import Conditions
 from training.context import RuntimeContext
 from training.data.loader import Loader, LocalBatch
 from training.ema import Ema
+from training.event_log import EventLog
 from training.flops import mfu, peak_flops
-from training.meter import Meter, RankEvents, resident_bytes
+from training.meter import Meter, resident_bytes
 from training.optimizer import ShardedAdamW, learning_rate
 from training.progress import ProgressWriter
 from training.rounds import Rounds
@@ -88,7 +89,7 @@ class _Trainer:
         self.plan, self.context, self.page, self.device = plan, context, page, device
         self.config: TrainConfig = plan.train
         self.learner: LearnerPlan = plan.learner(context.learner)
-        self.events = RankEvents(context.folder, epoch=context.epoch, rank=context.rank, source=context.source)
+        self.events = EventLog(context.folder / f"events-{context.epoch}-{context.rank}.jsonl", source=context.source)
         self.meter = Meter()
         mesh = parallel.make_mesh(context.world_size, shard_size=self.config.shard_size, device_type=device.type)
         self.model = parallel.build_model(self.config, mesh=mesh, device=device)

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spec.errors import GkrError
 from training.node import Node, Snapshot
-from training.processes import alive
 
 SECONDS = 60.0
 
@@ -55,7 +55,7 @@ def test_a_zygote_forks_watches_fences_and_ends(node: Node, tmp_path: Path) -> N
 
     zygote = node.zygote_pid
     os.kill(zygote, signal.SIGKILL)
-    until(node, lambda _: not alive(zygote))
+    until(node, lambda _: not psutil.pid_exists(zygote))
     node.spawn(job, epoch=2)
     snapshot = until(node, lambda seen: bool(seen.exits))
     assert snapshot.epoch == 2
@@ -63,7 +63,7 @@ def test_a_zygote_forks_watches_fences_and_ends(node: Node, tmp_path: Path) -> N
 
     last = node.zygote_pid
     node.close()
-    assert not alive(last)
+    assert not psutil.pid_exists(last)
 
 
 def test_lines_that_another_agent_handed_on_are_not_handed_on_again(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def running(**changes: int) -> State:
 
 
 def over(state: State, cause: Cause) -> tuple[State, list[recovery.Effect]]:
-    return recovery.step(state, AttemptOver(state.attempt, cause, 0.0))
+    return recovery.step(state, AttemptOver(state.attempt, cause))
 
 
 def test_failed_checks_end_the_learner_with_the_preflight_code() -> None:
@@ -79,7 +79,7 @@ def test_an_unknown_error_gets_one_confirmation_and_then_ends() -> None:
 def test_progress_gives_the_budget_back() -> None:
     state = running()
     for count in range(1, 9):
-        state, _ = recovery.step(state, Progress(count * 100, 0.0))
+        state, _ = recovery.step(state, Progress(count * 100))
         state, effects = over(state, KILLED)
         assert isinstance(effects[0], StartAttempt), f"restart {count}"
 
@@ -95,7 +95,7 @@ def test_three_restarts_without_progress_are_all_there_are() -> None:
 
 def test_the_end_of_an_older_attempt_is_never_acted_upon() -> None:
     state, _ = over(running(furthest=640), KILLED)
-    again, effects = recovery.step(state, AttemptOver(1, KILLED, 0.0))
+    again, effects = recovery.step(state, AttemptOver(1, KILLED))
     assert (again, effects) == (state, [])
 
 
@@ -134,8 +134,8 @@ CAUSES = st.sampled_from(
 )
 EVENTS = st.one_of(
     st.builds(NodesReady),
-    st.builds(Progress, st.integers(0, 10_000), st.just(0.0)),
-    st.builds(AttemptOver, st.integers(0, 12), CAUSES, st.just(0.0)),
+    st.builds(Progress, st.integers(0, 10_000)),
+    st.builds(AttemptOver, st.integers(0, 12), CAUSES),
     st.builds(NodeBack, st.just("node-0")),
     st.builds(CancelAsked),
     st.just("lose"),
