@@ -51,6 +51,36 @@ class SyncerPorts(Record):
 
     control_port: int
     bulk_port: int
+    host: str = ""
+    """Address at which pods of other regions reach a syncer of this cluster; empty: none does."""
+
+
+class HostMount(Record):
+    """A folder of the node that every pod of an experiment sees."""
+
+    name: str
+    host_path: str
+    mount_path: str
+    read_only: bool = True
+
+
+class Site(Record):
+    """What a cluster gives every pod of an experiment besides its image."""
+
+    image: str = ""
+    """Image, by name in the registry or in full, where the experiment names none."""
+    bucket_env: dict[str, str] = {}
+    """Environment with which the bucket is reached, such as AWS_ENDPOINT_URL; not secret."""
+    bucket_secret: str = ""
+    """Secret of each namespace whose keys become environment; empty where the pod's identity is enough."""
+    mounts: list[HostMount] = []
+    service_account: str = ""
+    """Service account that has the bucket's rights; empty: one is made for each experiment, without any right."""
+    cpu_request_share: float = 1.0
+    """Part of the planned cores that pods request; below 1 where many share one machine (a test bed)."""
+    topology_level: str = ""
+    """Node label of the level in which the nodes of a group are placed together if they fit; empty: no topology."""
+    image_pull_secrets: list[str] = []
 
 
 class ClusterFacts(Record):
@@ -71,7 +101,9 @@ class ClusterFacts(Record):
     """Shared services by name."""
     syncer: SyncerPorts | None = None
     """None on the local backend, where the syncer binds what it gets."""
-    namespace: str = "default"
+    namespaces: list[str] = ["default"]
+    """Namespaces of experiments; learners of one experiment take them in turn."""
+    site: Site = Site()
 
     def gpu_types(self) -> list[str]:
         """GPU types this cluster has, in the order of its pools."""

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from spec.base import Record
+from spec.facts import Site
 from spec.limits import RetryConfig, TimeoutConfig
 from spec.services import ServiceKind
 from spec.sync import SyncConfig
@@ -71,12 +72,38 @@ class LearnerPlan(Record):
     image: str | None = None
     """Full reference of its image, in the registry of its region."""
     namespace: str = "default"
+    queue: str | None = None
+    """Queue of its cluster; not used on the local backend."""
+    run_uri: str = ""
+    """URI of the run's folder in its region: events, logs, code and checkpoints lie under it."""
+    site: Site = Site()
+    """What its cluster gives every pod."""
+    syncer_control: str = ""
+    """host:port of the syncer as this learner's pods reach it; empty on the local backend, where it is published."""
+    syncer_bulk: str = ""
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of its groups, in order."""
+        return list(dict.fromkeys(node.group for node in self.nodes))
+
+    def group(self, name: str) -> list[NodePlan]:
+        """The nodes of one group."""
+        return [node for node in self.nodes if node.group == name]
 
 
 class SyncerPlan(Record):
     """The syncer of the experiment, if it has more than one learner or `sync` is given."""
 
     cluster: str
+    name: str = ""
+    """Of its objects; not used on the local backend, as are namespace, image and sizes."""
+    namespace: str = "default"
+    image: str | None = None
+    cpu: float = 1.0
+    memory: StoredBytes = 2 * 2**30
+    outer_host: str = ""
+    """Address at which learners of other clusters reach it; empty when all are in its own."""
     control_port: int
     """0 on the local backend: the syncer binds what it gets and publishes it."""
     bulk_port: int
@@ -116,9 +143,11 @@ class Plan(Record):
     env_from_caller: list[str] = []
     """Variables taken from the caller's environment, by name only: their values are never recorded."""
     secrets: list[str] = []
-    queue: str | None = None
     priority: str = "normal"
     code: str | None = None
+    """Folder that a person named; packed when the run is launched on a cluster."""
+    code_sha256: str = ""
+    """Digest of the packed folder: it lies at code/<digest>.tar.gz beside the runs of each learner's bucket."""
     timeouts: TimeoutConfig = TimeoutConfig()
     retry: RetryConfig = RetryConfig()
     warnings: list[str] = []

@@ -23,7 +23,9 @@ from spec.resolve_run import (
     check_data,
     check_local_machine,
     check_training,
+    image_of,
     manifest_of,
+    syncer_addresses,
     syncer_of,
     training_warnings,
 )
@@ -57,7 +59,13 @@ def resolve(
         raise ResolveError(refusals)
     home = placements[0].facts
     base = run_uri or f"{home.bucket}/runs/{experiment.name}/{run}"
-    learners = [_learner(experiment, placement=one, services=services, run=run, run_uri=run_uri) for one in placements]
+    learners = [
+        _learner(
+            experiment, placement=one, services=services, run=run, run_uri=run_uri, home=home,
+            namespace=_namespace(one.facts, place=_place_in_cluster(placements, index=index)),
+        )
+        for index, one in enumerate(placements)
+    ]  # fmt: skip
     return Plan(
         experiment=experiment.name,
         run=run,
@@ -66,11 +74,10 @@ def resolve(
         learners=learners,
         train=experiment.train,
         run_script=experiment.run,
-        syncer=syncer_of(experiment, home=home, learners=len(learners), base=base),
+        syncer=syncer_of(experiment, learners=learners, home=home, base=base, run=run),
         env={name: value for name, value in experiment.env.items() if value is not None},
         env_from_caller=[name for name, value in experiment.env.items() if value is None],
         secrets=experiment.secrets,
-        queue=experiment.queue or (home.queues[0] if home.queues else None),
         priority=experiment.priority,
         code=experiment.code,
         timeouts=experiment.timeouts,
@@ -124,13 +131,18 @@ def _place_all(experiment: Experiment, facts: Sequence[ClusterFacts]) -> tuple[l
 
 
 def _learner(
-    experiment: Experiment, *, placement: Placement, services: ServicePlacement, run: str, run_uri: str | None
+    experiment: Experiment,
+    *,
+    placement: Placement,
+    services: ServicePlacement,
+    run: str,
+    run_uri: str | None,
+    home: ClusterFacts,
+    namespace: str,
 ) -> LearnerPlan:
     facts, name = placement.facts, placement.learner.name
     own_base = run_uri or f"{facts.bucket}/runs/{experiment.name}/{run}"
-    image = experiment.image
-    if image is not None and "/" not in image and facts.registry:
-        image = f"{facts.registry.rstrip('/')}/{image}"
+    control, bulk = syncer_addresses(experiment, facts=facts, home=home, run=run)
     return LearnerPlan(
         name=name,
         cluster=facts.name,
@@ -143,9 +155,23 @@ def _learner(
         data_source=experiment.data.source if experiment.data else None,
         checkpoints=f"{own_base}/checkpoints/{name}",
         job=names.rayjob_name(experiment.name, learner=name, run=run),
-        image=image,
-        namespace=facts.namespace,
+        image=image_of(experiment, facts),
+        namespace=namespace,
+        queue=experiment.queue or (facts.queues[0] if facts.queues else None),
+        run_uri=own_base,
+        site=facts.site,
+        syncer_control=control,
+        syncer_bulk=bulk,
     )
+
+
+def _place_in_cluster(placements: Sequence[Placement], *, index: int) -> int:
+    """How many learners before this one are in the same cluster."""
+    return sum(one.facts.name == placements[index].facts.name for one in placements[:index])
+
+
+def _namespace(facts: ClusterFacts, *, place: int) -> str:
+    return facts.namespaces[place % len(facts.namespaces)]
 
 
 def _origins(

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from spec.experiment import Experiment
 from spec.facts import ClusterFacts
+from spec.names import syncer_name
 from spec.placement import Placement
-from spec.plan import SyncerPlan
+from spec.plan import LearnerPlan, SyncerPlan
 from spec.problems import did_you_mean
 from spec.refusals import Refusal
 from spec.service_placement import ServicePlacement
@@ -82,10 +83,11 @@ def check_cluster_settings(experiment: Experiment, *, placements: Sequence[Place
         if experiment.priority not in facts.priorities:
             hint = did_you_mean(experiment.priority, facts.priorities, noun="priorities")
             yield Refusal(("priority",), f'cluster {facts.name} has no priority "{experiment.priority}"', hint=hint)
-        if experiment.image is None:
+        if image_of(experiment, facts) is None:
             yield Refusal((), f"no image is given and {facts.name} runs containers", hint="add image: trainer")
     if placements and experiment.train is not None:
         yield from _check_ports(placements[0])
+        yield from _check_reach(placements)
 
 
 def _check_ports(home: Placement) -> Iterator[Refusal]:
@@ -114,6 +116,20 @@ def _check_ports(home: Placement) -> Iterator[Refusal]:
         elif port in TAKEN_PORTS:
             yield Refusal(
                 path, f"syncer port {port} of {facts.name} is one of Ray's", hint="mend the stack's syncer ports"
+            )
+
+
+def _check_reach(placements: Sequence[Placement]) -> Iterator[Refusal]:
+    """Learners of other clusters need an address of the home cluster's syncer."""
+    home = placements[0].facts
+    if home.backend == "local" or home.syncer is None or home.syncer.host:
+        return
+    for one in placements[1:]:
+        if one.facts.name != home.name:
+            yield Refusal(
+                one.learner.cluster_path,
+                f"pods of {one.facts.name} cannot reach a syncer in {home.name}: its facts name no host",
+                hint=f"put all learners in {home.name}, or set the syncer's host in its platform stack",
             )
 
 
@@ -150,14 +166,38 @@ def manifest_of(experiment: Experiment, facts: ClusterFacts) -> str:
     return experiment.data.manifest.replace("{bucket}", facts.bucket) if experiment.data else ""
 
 
-def syncer_of(experiment: Experiment, *, home: ClusterFacts, learners: int, base: str) -> SyncerPlan | None:
+def image_of(experiment: Experiment, facts: ClusterFacts) -> str | None:
+    """Full reference of the image in the registry of the learner's own region."""
+    image = experiment.image or facts.site.image or None
+    if image is None or "/" in image or not facts.registry:
+        return image
+    return f"{facts.registry.rstrip('/')}/{image}"
+
+
+def syncer_addresses(experiment: Experiment, *, facts: ClusterFacts, home: ClusterFacts, run: str) -> tuple[str, str]:
+    """Control and bulk address as pods of one learner's cluster reach them; empty where ports are not planned."""
+    if experiment.train is None or home.syncer is None or facts.backend == "local":
+        return "", ""
+    own = facts.name == home.name
+    host = f"{syncer_name(experiment.name, run=run)}.{home.namespaces[0]}" if own else home.syncer.host
+    return f"{host}:{home.syncer.control_port}", f"{host}:{home.syncer.bulk_port}"
+
+
+def syncer_of(
+    experiment: Experiment, *, learners: Sequence[LearnerPlan], home: ClusterFacts, base: str, run: str
+) -> SyncerPlan | None:
     """The syncer in the first learner's cluster: every run of our trainer has one (decision 0006)."""
     train = experiment.train
     if train is None:
         return None
-    config = sync_config(experiment, learners=learners)
+    config = sync_config(experiment, learners=len(learners))
+    crosses = any(one.cluster != home.name for one in learners)
     return SyncerPlan(
         cluster=home.name,
+        name=syncer_name(experiment.name, run=run),
+        namespace=home.namespaces[0],
+        image=image_of(experiment, home),
+        outer_host=home.syncer.host if home.syncer and crosses else "",
         control_port=home.syncer.control_port if home.syncer else 0,
         bulk_port=home.syncer.bulk_port if home.syncer else 0,
         store=f"{base}/sync",

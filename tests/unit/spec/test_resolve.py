@@ -403,7 +403,7 @@ def test_a_manifest_that_nobody_can_open_is_refused(manifest: str, want: str) ->
 def test_a_queue_that_does_not_exist_names_the_near_one_and_one_is_chosen_by_default() -> None:
     found = only(GPU + "queue: reserch\n", facts=regions())
     assert found.hint == 'did you mean "research"?'
-    assert resolved(GPU, facts=regions()).queue == "research"
+    assert resolved(GPU, facts=regions()).learners[0].queue == "research"
 
 
 def test_learners_and_their_short_form_together_are_refused() -> None:

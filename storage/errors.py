@@ -1,0 +1,17 @@
+"""The three answers of a store that callers decide on; everything else is UnreachableError or RefusedError."""
+
+from __future__ import annotations
+
+from spec.errors import DataError, GkrError
+
+
+class MissingError(DataError):
+    """There is no such object."""
+
+
+class ExistsError(GkrError):
+    """An object that was to be created is there already."""
+
+
+class StaleError(GkrError):
+    """An object that was to be replaced is not the one that was read."""
