@@ -4,10 +4,10 @@ EXPERIMENT ?= recipes/digits.yaml
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help setup train test check fix lock bench schemas clean
+.PHONY: help setup train test check fix lock bench schemas clean tools cluster cluster-down e2e image
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## create .venv from the locks (a second call returns at once)
 	@$(PYTHON) tools/setup.py
@@ -20,6 +20,21 @@ test: setup ## every test that needs neither root nor a cluster nor a GPU
 
 check: setup ## format, lint, types, import rules, generated files
 	@$(BIN)/python tools/check.py
+
+tools: setup ## build the tools that come only as Go source: TOOLS="kueue pulumi" (default: what a cluster needs)
+	@$(BIN)/python tools/binaries.py $(TOOLS)
+
+cluster: setup ## a real Kubernetes on this machine (root, Linux): FAKE="a3-ultra=64,a3-mega=32" REGIONS=2
+	@$(BIN)/python -m tools.bed up $(if $(FAKE),--fake $(FAKE)) $(if $(REGIONS),--regions $(REGIONS))
+
+cluster-down: setup ## end that cluster and everything it made
+	@$(BIN)/python -m tools.bed down
+
+e2e: setup ## tests that need a cluster or the Pulumi engine, on that cluster or on KUBECONFIG
+	@$(BIN)/python -m tools.e2e $(ARGS)
+
+image: setup ## build an image: NAME=trainer [PUSH=registry/path] [BASE=image]
+	@$(BIN)/python -m tools.image $(NAME) $(if $(PUSH),--push $(PUSH)) $(if $(BASE),--base $(BASE))
 
 fix: setup ## format and mend what the linter can mend
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -46,6 +46,7 @@ def cluster(
     services: Mapping[str, SharedService] | None = None,
     queues: Sequence[str] = ("research",),
     ports: tuple[int, int] | None = (7400, 7401),
+    host: str = "10.64.0.7",
 ) -> ClusterFacts:
     """One Kubernetes cluster; pools are machine name to nodes."""
     return ClusterFacts(
@@ -57,8 +58,8 @@ def cluster(
         registry=f"{name}-registry/gkr",
         queues=list(queues),
         services=dict(services or {}),
-        syncer=SyncerPorts(control_port=ports[0], bulk_port=ports[1]) if ports else None,
-        namespace="research",
+        syncer=SyncerPorts(control_port=ports[0], bulk_port=ports[1], host=host) if ports else None,
+        namespaces=["research"],
     )
 
 

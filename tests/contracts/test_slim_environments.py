@@ -25,11 +25,11 @@ _IMPORT = (
 )
 ROLES = {
     "cli": (
-        "spec,gkr",
+        "spec,storage,manifests,gkr",
         [["-m", "gkr", "--help"], ["-m", "gkr", "plan", "recipes/digits.yaml"], ["-m", "spec.schemas", "--check"]],
     ),
-    "services": ("spec,services", [["-m", "services.prepare", "--help"]]),
-    "training": ("spec,training", [["-m", "training.sync.server", "--help"]]),
+    "services": ("spec,storage,services", [["-m", "services.prepare", "--help"]]),
+    "training": ("spec,storage,training", [["-m", "training.sync.server", "--help"]]),
 }
 
 

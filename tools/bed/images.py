@@ -17,21 +17,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from spec.errors import ConfigError, GkrError
-from tools.bed.layout import Bed
-from tools.bed.run import inside
+from tools.bed.layout import PAUSE_IMAGE, REPOSITORY, Bed
+from tools.bed.run import ctr
 from tools.binaries import binary, cache_folder
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PREFIX = "localhost/gkr"
-PAUSE_IMAGE = f"{PREFIX}/pause:1"
-"""The sandbox of every pod: containerd's configuration names it before any image is there."""
 NOBODY = "65532:65532"
 BUILD_SECONDS = 300.0
 IMPORT_SECONDS = 120.0
@@ -43,16 +40,16 @@ class Recipe:
     """What an image holds. Equal recipes give equal images."""
 
     name: str
-    files: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Path in the image -> file or folder of this machine."""
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Path in the image -> content."""
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict[str, str])
     """Path in the image -> where it points."""
     folders: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
     user: str = "0:0"
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
     tag: str = ""
     """Empty: the digest of everything above."""
 
@@ -90,7 +87,10 @@ def _identity(target: str, source: Path) -> str:
 
 
 def pause() -> Recipe:
-    """The sandbox: a process that only waits. coreutils' sleep with its loader and C library, which every machine has."""
+    """The sandbox, which only waits: coreutils' sleep with its loader and C library, which every machine has.
+
+    Its tag is fixed, because containerd's configuration names it before any image is there.
+    """
     sleep = Path(shutil.which("sleep") or "/usr/bin/sleep").resolve()
     files = {"/pause": sleep, **{str(path): path.resolve() for path in _libraries(sleep)}}
     return Recipe("pause", files=files, entrypoint=("/pause", "infinity"), user=NOBODY, tag=PAUSE_IMAGE.split(":")[-1])
@@ -130,9 +130,18 @@ def hostroot() -> Recipe:
     if solid:
         raise ConfigError(
             f"{', '.join(solid)} of this machine are folders, not links into /usr",
-            hint="the bed needs a merged /usr (Debian 12, Ubuntu 20.04 and later); use kind or any cluster's KUBECONFIG",
+            hint="the bed needs a merged /usr (Debian 12, Ubuntu 20.04, later ones); or use kind or any KUBECONFIG",
         )
-    kept = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "nsswitch.conf", "localtime", "mime.types")
+    kept = (
+        "ld.so.cache",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "alternatives",
+        "ssl",
+        "nsswitch.conf",
+        "localtime",
+        "mime.types",
+    )
     files = {f"/etc/{name}": Path(f"/etc/{name}") for name in kept if Path(f"/etc/{name}").exists()}
     texts = {"/etc/passwd": "root:x:0:0:root:/root:/bin/bash\n", "/etc/group": "root:x:0:\n"}
     path = f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -183,7 +192,9 @@ def _build(recipe: Recipe, target: Path) -> None:
              "--file", str(context / "Containerfile"), "--tag", recipe.reference, str(context)],
             recipe=recipe,
         )  # fmt: skip
-        _buildah([*store, "push", "--quiet", recipe.reference, f"docker-archive:{result}:{recipe.reference}"], recipe=recipe)
+        _buildah(
+            [*store, "push", "--quiet", recipe.reference, f"docker-archive:{result}:{recipe.reference}"], recipe=recipe
+        )
         result.rename(target)
 
 
@@ -229,7 +240,7 @@ def _buildah(arguments: list[str], *, recipe: Recipe) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the holder's build has a deadline of its own
         yield
@@ -237,9 +248,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def provide(bed: Bed, *, recipes: tuple[Recipe, ...]) -> list[str]:
     """Put images into the node's containerd; the names of those that were missing."""
-    containerd = ["ctr", "--address", str(bed.containerd_socket), "--namespace", "k8s.io", "images"]
-    present = set(inside(bed, [*containerd, "list", "--quiet"], deadline_seconds=IMPORT_SECONDS).split())
+    present = set(ctr(bed, "images", "list", "--quiet").split())
     missing = [recipe for recipe in recipes if recipe.reference not in present]
     for recipe in missing:
-        inside(bed, [*containerd, "import", str(build(recipe))], deadline_seconds=IMPORT_SECONDS)
+        ctr(bed, "images", "import", str(build(recipe)), deadline_seconds=IMPORT_SECONDS)
     return [recipe.name for recipe in missing]

@@ -9,8 +9,6 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAUSE_IMAGE = "localhost/gkr/pause:1"
 """What containerd starts for every pod; built and imported with the other system images."""
-CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-"""Inside the bed's mount namespace, where /run is its own: short whatever the state folder is called."""
 MOST_REGIONS = 2
 
 
@@ -137,6 +135,11 @@ class Bed:
     def bucket(self) -> Path:
         """Objects of the bucket; emptied with the rest of `data`."""
         return self.data / "bucket"
+
+    @property
+    def containerd_socket(self) -> Path:
+        """Inside the bed's mount namespace, where /run is its own: short whatever the state folder is called."""
+        return Path("/run/containerd/containerd.sock")
 
     def log(self, component: str) -> Path:
         """What a component printed since it was last started."""

@@ -1,13 +1,12 @@
 """Manifests of an operator, rendered by kustomize from the source that its binary was built of.
 
-Rendering and parsing 4 MB of YAML takes seconds, so what came out is kept as JSON beside the binaries, named by the
-module's folder, which carries its version.
+Rendering and parsing 4 MB of YAML takes seconds, so what came out is kept as JSON in the cache, named by the digest
+of the tool's pins.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -25,43 +24,33 @@ Objects = list[dict[str, Any]]
 
 def render(tool: str, *, module: str, folder: str) -> Objects:
     """All objects of `folder` inside a module that a tool pins, as upstream wrote them."""
-    source = _source(tool, module)
-    kept = cache_folder() / "rendered" / f"{source.name}-{folder.replace('/', '-')}.json"
+    kept = cache_folder() / "rendered" / f"{binary(_BINARIES[tool]).parent.name}-{folder.replace('/', '-')}.json"
     if kept.is_file():
         return cast(Objects, json.loads(kept.read_text()))
+    source = module_folder(tool, module) / folder
+    if not source.is_absolute() or not source.is_dir():
+        raise GkrError(f"{folder} of {module} is not in Go's module cache", hint=f"run: make tools TOOLS={tool}")
     done = subprocess.run(
-        [str(binary("kubectl")), "kustomize", str(source / folder)],
+        [str(binary("kubectl")), "kustomize", str(source)],
         capture_output=True, text=True, check=False, timeout=KUSTOMIZE_SECONDS,
     )  # fmt: skip
     if done.returncode:
-        raise GkrError(f"kustomize cannot render {source.name}/{folder}: {done.stderr.strip()[-1000:]}")
+        raise GkrError(f"kustomize cannot render {folder} of {module}: {done.stderr.strip()[-1000:]}")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     objects = cast(Objects, list(yaml.load_all(done.stdout, Loader=loader)))
     _keep(kept, json.dumps(objects, separators=(",", ":")))
     return objects
 
 
-def _source(tool: str, module: str) -> Path:
-    """Where the module's source lies; asking Go takes half a second and needs Go, so the answer is kept too."""
-    note = cache_folder() / "rendered" / f"{binary_folder(tool)}.source"
-    if note.is_file() and (known := Path(note.read_text())).is_dir():
-        return known
-    source = module_folder(tool, module)
-    _keep(note, str(source))
-    return source
-
-
-def binary_folder(tool: str) -> str:
-    """Name of the folder of a tool's binary: it changes with every pin."""
-    names = {"kuberay": "kuberay-operator", "kueue": "kueue"}
-    return binary(names[tool]).parent.name
+_BINARIES = {"kuberay": "kuberay-operator", "kueue": "kueue", "kwok": "kwok"}
+"""Tool -> a binary of it, whose folder is named by everything that the tool's module pins."""
 
 
 def _keep(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         file.write(text)
-    os.replace(file.name, path)
+    Path(file.name).replace(path)
 
 
 def only(objects: Objects, *, kind: str, name: str) -> dict[str, Any]:

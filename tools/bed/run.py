@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 
 from spec.errors import GkrError, UnreachableError
-from tools.bed.layout import CONTAINERD_SOCKET, Bed
+from tools.bed.holder import holder
+from tools.bed.layout import Bed
 from tools.binaries import binary
 
 
@@ -39,7 +39,7 @@ def execute(command: Sequence[str], *, stdin: str | None = None, deadline_second
 
 def inside(bed: Bed, command: Sequence[str], *, stdin: str | None = None, deadline_seconds: float) -> str:
     """Run a command in the bed's network, mount and process namespaces."""
-    return execute([*entry(bed), *command], stdin=stdin, deadline_seconds=deadline_seconds)
+    return execute([*enter(bed), *command], stdin=stdin, deadline_seconds=deadline_seconds)
 
 
 def kubectl(bed: Bed, *arguments: str, stdin: str | None = None, deadline_seconds: float = 60.0) -> str:
@@ -50,18 +50,16 @@ def kubectl(bed: Bed, *arguments: str, stdin: str | None = None, deadline_second
 
 def ctr(bed: Bed, *arguments: str, stdin: str | None = None, deadline_seconds: float = 60.0) -> str:
     """Run containerd's client on the bed's images and containers."""
-    command = ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", *arguments]
+    command = ["ctr", "--address", f"{bed.containerd_socket}", "--namespace", "k8s.io", *arguments]
     return inside(bed, command, stdin=stdin, deadline_seconds=deadline_seconds)
 
 
-def entry(bed: Bed) -> list[str]:
+def enter(bed: Bed) -> list[str]:
     """The start of a command line that runs the rest inside the bed."""
-    from tools.bed.processes import holder
-
     found = holder(bed)
     if found is None:
         raise UnreachableError(f"{bed.name} is not up", hint="make cluster")
-    return ["nsenter", f"--target={found.pid}", "--net", "--mount", "--pid", f"--wd={os.sep}", "--"]
+    return ["nsenter", f"--target={found.pid}", "--net", "--mount", "--pid", "--wd=/", "--"]
 
 
 def _short(command: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec.experiment import Experiment
-from spec.facts import ClusterFacts, MachinePool, SharedService, SyncerPorts
+from spec.facts import ClusterFacts, MachinePool, SharedService, Site, SyncerPorts
 from spec.plan import Plan
 from spec.problems import DocumentError, Problem
 from spec.refusals import ResolveError
@@ -492,3 +492,49 @@ def test_one_learner_gets_a_syncer_whose_outer_step_is_plain_training() -> None:
     assert len(plan.learners) == 1
     assert plan.syncer is not None
     assert (plan.syncer.config.outer_learning_rate, plan.syncer.config.outer_momentum) == (1.0, 0.0)
+
+
+TWO_LEARNERS = """
+version: 1
+name: pair
+image: trainer
+learners:
+  - {name: east, cluster: us-east5, groups: [{resources: {gpu: "H200:8"}}]}
+  - {name: west, cluster: us-east5, groups: [{resources: {gpu: "H200:8"}}]}
+train: {recipe: digits, batch: 64}
+data: {manifest: "{bucket}/d/manifest.json"}
+services: {encoder: {kind: encode}}
+"""
+
+
+def test_learners_of_one_cluster_take_its_namespaces_in_turn_and_reach_the_syncer_by_its_name() -> None:
+    facts = [one.model_copy(update={"namespaces": ["a", "b"]}) for one in regions()]
+    plan = resolved(TWO_LEARNERS, facts=facts)
+    assert [one.namespace for one in plan.learners] == ["a", "b"]
+    assert plan.syncer is not None
+    assert (plan.syncer.namespace, plan.syncer.outer_host) == ("a", "")
+    assert {one.syncer_control for one in plan.learners} == {f"{plan.syncer.name}.a:7400"}
+    assert {one.syncer_bulk for one in plan.learners} == {f"{plan.syncer.name}.a:7401"}
+
+
+def test_a_learner_of_another_cluster_reaches_the_syncer_by_the_host_of_the_facts() -> None:
+    text = TWO_LEARNERS.replace(
+        '{name: west, cluster: us-east5, groups: [{resources: {gpu: "H200:8"}}]}',
+        '{name: west, cluster: us-central1, groups: [{resources: {gpu: "H100-MEGA:8"}}]}',
+    )
+    plan = resolved(text, facts=regions())
+    assert plan.syncer is not None
+    assert plan.syncer.outer_host == "10.64.0.7"
+    assert plan.learner("west").syncer_control == "10.64.0.7:7400"
+    assert plan.learner("east").syncer_bulk == f"{plan.syncer.name}.research:7401"
+    hidden = [cluster(one.name, pools={p.machine: p.nodes for p in one.pools}, host="") for one in regions()]
+    found = only(text, facts=hidden)
+    assert "cannot reach a syncer in us-east5" in found.message
+    assert found.path == "learners[1].cluster"
+
+
+def test_the_cluster_names_an_image_where_the_experiment_does_not() -> None:
+    facts = [one.model_copy(update={"site": Site(image="trainer")}) for one in regions()]
+    plan = resolve_located(load(TWO_LEARNERS.replace("image: trainer\n", "")), facts, run=RUN, env={})
+    assert plan.home.image == "us-east5-registry/gkr/trainer"
+    assert plan.home.run_uri == f"gs://gkr-us-east5/runs/pair/{RUN}"

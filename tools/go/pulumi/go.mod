@@ -1,6 +1,6 @@
 module gkr/tools/pulumi
 
-go 1.26.0
+go 1.26.6
 
 require (
 	cel.dev/expr v0.25.3 // indirect

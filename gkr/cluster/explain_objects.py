@@ -1,0 +1,165 @@
+"""What our views read in the JSON of Kubernetes, Kueue and KubeRay objects; pure.
+
+The objects stay plain JSON because a view reads a handful of fields out of thousands of objects: typed models of ten
+thousand pods cost seconds. A field that is missing reads as empty, never as an error: what a component wrote is read
+leniently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal
+
+Object = Mapping[str, Any]
+
+GPU = "nvidia.com/gpu"
+EXPERIMENT, RUN, LEARNER, ROLE, GROUP = "gkr/experiment", "gkr/run", "gkr/learner", "gkr/role", "gkr/group"
+"""Labels of everything that belongs to a run."""
+
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+_ENDED = frozenset({"Succeeded", "Failed"})
+
+_UNITS = {
+    "": 1, "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": 10**3, "M": 10**6, "G": 10**9,
+    "T": 10**12, "P": 10**15, "E": 10**18, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+    "Ei": 2**60,
+}  # fmt: skip
+
+
+def quantity(value: object) -> float:
+    """A Kubernetes quantity as a number; 0 for what is none."""
+    text = str(value if value is not None else "0").strip()
+    number = text.rstrip("numkMGTPEi") if not text[-1:].isdigit() else text
+    try:
+        return float(Decimal(number) * Decimal(_UNITS[text[len(number) :]]))
+    except (InvalidOperation, KeyError):
+        return 0.0
+
+
+def seconds(text: object) -> float | None:
+    """Seconds since 1970 of a Kubernetes time; none if there is none."""
+    if not isinstance(text, str) or not text:
+        return None
+    head, _, rest = text.partition(".")
+    fraction = rest.rstrip("Z") or "0"
+    try:
+        whole = datetime.fromisoformat(head.removesuffix("Z")).replace(tzinfo=UTC).timestamp()
+        return whole + float(f"0.{fraction}")
+    except ValueError:
+        return None
+
+
+def meta(one: Object) -> Object:
+    """Its metadata."""
+    return one.get("metadata") or {}
+
+
+def name(one: Object) -> str:
+    """Its name."""
+    return str(meta(one).get("name") or "")
+
+
+def labels(one: Object) -> Mapping[str, str]:
+    """Its labels."""
+    return meta(one).get("labels") or {}
+
+
+def spec(one: Object) -> Object:
+    """Its spec."""
+    return one.get("spec") or {}
+
+
+def status(one: Object) -> Object:
+    """Its status."""
+    return one.get("status") or {}
+
+
+def condition(one: Object, kind: str) -> Object | None:
+    """The condition of that type."""
+    return next((found for found in status(one).get("conditions") or () if found.get("type") == kind), None)
+
+
+def holds(one: Object, kind: str) -> bool:
+    """The condition is there and true."""
+    found = condition(one, kind)
+    return found is not None and found.get("status") == "True"
+
+
+def owner(one: Object, kind: str) -> Object | None:
+    """Its owner of that kind."""
+    return next((found for found in meta(one).get("ownerReferences") or () if found.get("kind") == kind), None)
+
+
+def pod_gpus(pod_spec: Object) -> int:
+    """GPUs that a pod asks of one node: its containers together, or one init container if that asks for more."""
+    together = sum(_gpus(container) for container in pod_spec.get("containers") or ())
+    return max([together, *(_gpus(container) for container in pod_spec.get("initContainers") or ())])
+
+
+def _gpus(container: Object) -> int:
+    resources = container.get("resources") or {}
+    asked = (resources.get("requests") or {}).get(GPU) or (resources.get("limits") or {}).get(GPU)
+    return int(quantity(asked)) if asked else 0
+
+
+def node_of(pod: Object) -> str:
+    """The node it was placed on; empty before."""
+    return str(spec(pod).get("nodeName") or "")
+
+
+def phase(pod: Object) -> str:
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    return str(status(pod).get("phase") or "Pending")
+
+
+def ended(pod: Object) -> bool:
+    """It holds no resources any more."""
+    return phase(pod) in _ENDED
+
+
+def leaving(pod: Object) -> bool:
+    """It was told to end."""
+    return "deletionTimestamp" in meta(pod)
+
+
+def ready(pod: Object) -> bool:
+    """It serves."""
+    return holds(pod, "Ready")
+
+
+def group(pod: Object) -> str:
+    """Its group, else its role."""
+    own = labels(pod)
+    return own.get(GROUP) or own.get(ROLE) or own.get("ray.io/group") or own.get("ray.io/node-type") or "pods"
+
+
+def holder(one: Object) -> str:
+    """Who holds what this pod holds: `experiment (run)`, else the namespace and its owner or itself."""
+    return holder_of(labels(one), otherwise=_foreign(one))
+
+
+def holder_of(own: Mapping[str, str], *, otherwise: str) -> str:
+    """The same from labels."""
+    if own.get(RUN):
+        return f"{own.get(EXPERIMENT, '?')} ({own[RUN]})"
+    return otherwise
+
+
+def _foreign(one: Object) -> str:
+    owners: Sequence[Object] = meta(one).get("ownerReferences") or ()
+    last = next((str(found.get("name")) for found in owners), name(one))
+    return f"{meta(one).get('namespace', '')}/{last}"
+
+
+def plural(count: float, noun: str) -> str:
+    """`1 node`, `3 nodes`."""
+    return f"{count:g} {noun}" + ("" if count == 1 else "s")
+
+
+def listed(parts: Iterable[str], *, most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    known = list(parts)
+    rest = len(known) - most
+    return ", ".join(known[:most]) + (f" and {rest} more" if rest > 0 else "")

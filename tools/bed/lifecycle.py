@@ -1,0 +1,274 @@
+"""Up, down and what is there.
+
+`up` may be called at any time: it takes over what runs as it should, mends what does not, and cleans up after a call that
+was killed. Two calls wait for each other. `down` leaves nothing but images and certificates.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from spec.errors import GkrError, RefusedError, UnreachableError
+from tools.bed import certificates, control_plane, network, node, requirements
+from tools.bed.holder import POLL_SECONDS, hold, holder, owner, release
+from tools.bed.layout import MOST_REGIONS, Bed, Wanted, beds, state_root
+from tools.bed.processes import Component, ensure, running, start, stop, wait_ready
+from tools.bed.run import ctr, kubectl
+from tools.binaries import CLUSTER_TOOLS
+
+LOCK = Path("/run/lock/gkr-bed.lock")
+"""Of the machine, not of a state folder: namespaces and devices have names of the machine."""
+LOCK_SECONDS = 900.0
+NODE_SECONDS = 60.0
+CORE_TOOLS = ("kubernetes", "etcd")
+COMPONENTS = (
+    "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "containerd", "kubelet", "kube-proxy",
+)  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+def up(wanted: Wanted, *, say: Say, rate: str = network.LINK_RATE, bare: bool = False) -> None:
+    """Bring up what is wanted and return when all of it is ready. `bare`: without add-ons."""
+    requirements.check()
+    with locked(say):
+        requirements.provide_packages(say=say)
+        requirements.provide_binaries(CORE_TOOLS if bare else CLUSTER_TOOLS)
+        started = time.monotonic()
+        every = beds(wanted.regions)
+        for bed in beds(MOST_REGIONS):
+            _check_owner(bed)
+        for bed in beds(MOST_REGIONS)[wanted.regions :]:
+            remove(bed)
+        _for_all(every, lambda bed: raise_core(bed, say=_stopwatch(bed, say)))
+        if len(every) > 1:
+            network.connect(every, rate=rate)
+        if not bare:
+            from tools.bed import addons
+
+            _for_all(every, lambda bed: addons.install(bed, wanted=wanted, say=_stopwatch(bed, say)))
+        remember(wanted)
+        say(f"ready in {time.monotonic() - started:.1f} s")
+    for bed in every:
+        say(f"{bed.name}: {bed.server}  export KUBECONFIG={bed.kubeconfig}")
+
+
+def raise_core(bed: Bed, *, say: Say) -> None:
+    """Control plane and node. Returns when the node is Ready."""
+    fresh = holder(bed) is None
+    if fresh:
+        remove(bed)
+        bed.data.mkdir(parents=True, exist_ok=True)
+    network.create(bed)
+    certificates.provide(bed)
+    node.write_settings(bed)
+    bed.pod_logs.mkdir(parents=True, exist_ok=True)
+    hold(bed)
+    if fresh:
+        say("namespaces and certificates")
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        runtime = pool.submit(_runtime, bed)
+        ensure(bed, control_plane.etcd(bed))
+        ensure(bed, control_plane.apiserver(bed))
+        say("API server ready")
+        runtime.result()
+        _all_ready(bed, [*_core(bed)])
+    _await_node(bed)
+    say("node Ready")
+
+
+def _core(bed: Bed) -> list[Component]:
+    control = [control_plane.controller_manager(bed), control_plane.scheduler(bed)]
+    return [node.kubelet(bed), *control, node.kube_proxy(bed)]
+
+
+def _runtime(bed: Bed) -> None:
+    """containerd, without the containers of an earlier life: their processes ended with it, its images stay."""
+    component = node.containerd(bed)
+    ensure(bed, component)
+    if "kubelet" in running(bed):
+        return
+    lines = ctr(bed, "tasks", "list").splitlines()[1:]
+    live = {line.split()[0] for line in lines if line.split()[-1] == "RUNNING"}
+    dead = [name for name in ctr(bed, "containers", "list", "--quiet").split() if name not in live]
+    if not dead:
+        return
+    ctr(bed, "containers", "delete", *dead)
+    # What the plugin for Kubernetes read at its start has to be forgotten as well.
+    stop(running(bed)[component.name].process)
+    ensure(bed, component)
+
+
+def _all_ready(bed: Bed, components: Sequence[Component]) -> None:
+    processes = [start(bed, component) for component in components]
+    for component, process in zip(components, processes, strict=True):
+        wait_ready(bed, component, process)
+
+
+def _await_node(bed: Bed) -> None:
+    deadline = time.monotonic() + NODE_SECONDS
+    condition = '{.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].message}'
+    said = "it has not registered"
+    while time.monotonic() < deadline:
+        try:
+            said = kubectl(bed, "get", "node", bed.node, f"-o=jsonpath={condition}", deadline_seconds=10)
+        except GkrError as error:
+            said = error.message
+        if said.startswith("True"):
+            return
+        time.sleep(POLL_SECONDS)
+    raise UnreachableError(f"node {bed.node} is not Ready after {NODE_SECONDS:g} s: {said}; see {bed.log('kubelet')}")
+
+
+def down(*, say: Say, purge: bool = False) -> None:
+    """End everything. `purge`: forget images and certificates too."""
+    requirements.check()
+    started = time.monotonic()
+    with locked(say):
+        every = beds(MOST_REGIONS)
+        for bed in every:
+            _check_owner(bed)
+        _for_all(every, remove)
+        if purge:
+            shutil.rmtree(state_root(), ignore_errors=True)
+    say(f"down in {time.monotonic() - started:.1f} s")
+
+
+def remove(bed: Bed) -> None:
+    """Whatever there is of a bed, also of one whose `up` was killed: processes, devices, namespaces, groups, data."""
+    release(bed)
+    network.remove(bed)
+    _remove_groups(bed)
+    shutil.rmtree(bed.data, ignore_errors=True)
+    shutil.rmtree(bed.pod_logs, ignore_errors=True)
+
+
+def _remove_groups(bed: Bed) -> None:
+    """Control groups stay when their processes are killed; the kernel lets go of one a moment after its last process."""
+    root = Path("/sys/fs/cgroup")
+    name = node.cgroup(bed).removeprefix("/")
+    deadline = time.monotonic() + 5
+    while tops := [path for path in (root / name, *root.glob(f"*/{name}")) if path.is_dir()]:
+        for top in tops:
+            folders = [top, *(path for path in top.rglob("*") if path.is_dir())]
+            for folder in sorted(folders, reverse=True):
+                _try_rmdir(folder)
+        if time.monotonic() > deadline:
+            raise UnreachableError(f"the control group {tops[0]} cannot be removed", hint="a process in it still runs")
+
+
+def _try_rmdir(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        time.sleep(POLL_SECONDS)  # busy for a moment; the caller looks again
+
+
+def _check_owner(bed: Bed) -> None:
+    found = owner(bed)
+    if found is not None and found != bed.folder:
+        raise RefusedError(
+            f"a cluster of another state folder runs on this machine: {found.parent}",
+            hint=f"GKR_BED={found.parent} make cluster-down",
+        )
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is there of a region."""
+
+    name: str
+    server: str
+    kubeconfig: str
+    up: bool
+    missing: list[str]
+    pids: dict[str, int]
+    nodes: dict[str, int]
+    """Ready and other nodes; empty if the API server does not answer."""
+
+
+def status() -> list[Status]:
+    """Every region of which there is something."""
+    requirements.check()
+    return [_status(bed) for bed in beds(MOST_REGIONS) if network.exists(bed)]
+
+
+def _status(bed: Bed) -> Status:
+    _check_owner(bed)
+    pids = {name: found.process.pid for name, found in sorted(running(bed).items())}
+    missing = [name for name in COMPONENTS if name not in pids]
+    nodes: dict[str, int] = {}
+    if "kube-apiserver" in pids:
+        try:
+            lines = kubectl(bed, "get", "nodes", "--no-headers", deadline_seconds=20).splitlines()
+        except GkrError as error:
+            missing.append(f"an answer of the API server ({error.message})")
+        else:
+            ready = sum(line.split()[1].startswith("Ready") for line in lines)
+            nodes = {"ready": ready, "other": len(lines) - ready}
+    return Status(bed.name, bed.server, f"{bed.kubeconfig}", not missing, missing, pids, nodes)
+
+
+def remember(wanted: Wanted) -> None:
+    """Keep what was asked for, so that the next call may leave out what should stay as it is."""
+    state_root().mkdir(parents=True, exist_ok=True)
+    (state_root() / "wanted.json").write_text(json.dumps(asdict(wanted)))
+
+
+def remembered() -> Wanted:
+    """What was asked for, if that bed is still up."""
+    path = state_root() / "wanted.json"
+    if holder(beds(1)[0]) is None or not path.is_file():
+        return Wanted()
+    fields = cast("dict[str, Any]", json.loads(path.read_text()))
+    return replace(Wanted(), **fields)
+
+
+@contextmanager
+def locked(say: Say) -> Iterator[None]:
+    """One change at a time."""
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as file:
+        deadline = time.monotonic() + LOCK_SECONDS
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not waiting:
+                    say("another call is changing the cluster; waiting for it")
+                    waiting = True
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"another call has held {LOCK} for {LOCK_SECONDS:g} s") from None
+                time.sleep(0.2)
+        yield
+
+
+def _for_all(every: Sequence[Bed], work: Callable[[Bed], None]) -> None:
+    """Regions at the same time; the first error is the one that counts."""
+    with ThreadPoolExecutor(max_workers=len(every)) as pool:
+        tasks: list[Future[None]] = [pool.submit(work, bed) for bed in every]
+        for task in tasks:
+            task.result()
+
+
+def _stopwatch(bed: Bed, say: Say) -> Say:
+    started = time.monotonic()
+    return lambda text: say(f"{bed.name:6} {time.monotonic() - started:5.1f} s  {text}")
+
+
+def to_stderr(text: str) -> None:
+    """How the command line says things: results alone go to stdout."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
