@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 
+from gkr.backend import backend_of
 from gkr.output import result, result_json, say
-from gkr.runs import Run, RunState
+from gkr.runs import FINAL, Run, RunState
 from gkr.watch.follow import follow
 from gkr.watch.text import short_duration
 from spec.errors import EXIT_INTERRUPTED
@@ -25,8 +27,17 @@ def attend(run: Run, *, output: str) -> int:
         say(f"\nNo longer watching; run {run.name} goes on. Come back with `gkr watch {run.name}`,")
         say(f"read along with `gkr logs -f {run.name}`, or end it with `gkr cancel {run.name}`.")
         return EXIT_INTERRUPTED
+    finish(run, state)
     conclude(run, state, output=output)
     return state.exit_code
+
+
+def finish(run: Run, state: RunState) -> None:
+    """Once a run has ended: summary and report, which nobody else makes of a run on clusters."""
+    if state.status not in FINAL:
+        return
+    with closing(backend_of(run).attach(run)) as attachment:
+        attachment.finish()
 
 
 def conclude(run: Run, state: RunState, *, output: str) -> None:

@@ -1,4 +1,4 @@
-"""From a file a person wrote to a plan: reads the file, the recipes and this machine; `spec` does all the judging.
+"""From a file a person wrote to a plan: reads the file, the recipes and what is known of the clusters; `spec` judges.
 
 The only place in `gkr` that reads experiment files; every complaint about one comes out of here as ConfigError with its
 place.
@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,7 +19,7 @@ from gkr.local.facts import this_machine
 from gkr.runs import runs_root
 from spec.document import Located
 from spec.errors import ConfigError
-from spec.experiment import Experiment
+from spec.experiment import ANY, Experiment
 from spec.facts import ClusterFacts
 from spec.load import load_experiment
 from spec.names import run_id
@@ -26,21 +27,72 @@ from spec.nodes import Source
 from spec.plan import Plan
 from spec.resolve import resolve_located
 
+if TYPE_CHECKING:
+    from gkr.cluster.registry import Registry
+
 _LARGEST_BYTES = 1 << 20
 _FACTS: TypeAdapter[ClusterFacts | list[ClusterFacts]] = TypeAdapter(ClusterFacts | list[ClusterFacts])
 
 
-def load_plan(file: Path, *, overrides: Sequence[str] = (), facts: Path | None = None) -> Plan:
-    """The plan that launching this file now would carry out; nothing is written.
+def load_plan(
+    file: Path, *, overrides: Sequence[str] = (), facts: Path | None = None, clusters: Sequence[str] = ()
+) -> Plan:
+    """The plan that launching this file now would carry out; nothing is written, no cluster is asked.
 
-    Against this machine, or against the clusters whose facts are in a file.
+    Against the named clusters, else those whose facts are in a file, else those that the file or `gkr clusters use`
+    names, else this machine.
     """
     document = load_file(file, overrides=overrides)
     run = run_id(datetime.now(UTC), random_hex=secrets.token_hex(4))
     folder = (runs_root() / document.value.name / run).absolute()
-    clusters = load_facts(facts) if facts is not None else this_machine()
-    local = all(cluster.backend == "local" for cluster in clusters)
-    return resolve_located(document, clusters, run=run, env=os.environ, run_uri=folder.as_uri() if local else None)
+    if clusters:
+        placed = [*overrides, *_placements(document.value, clusters)]
+        document = load_file(file, overrides=placed)
+    available = load_facts(facts) if facts is not None else _available(document.value, clusters)
+    local = all(cluster.backend == "local" for cluster in available)
+    return resolve_located(document, available, run=run, env=os.environ, run_uri=folder.as_uri() if local else None)
+
+
+def load_current_plan(file: Path, *, overrides: Sequence[str] = (), clusters: Sequence[str] = ()) -> Plan:
+    """The same, to be launched: on what its clusters publish now. What the known facts refuse is refused first."""
+    plan = load_plan(file, overrides=overrides, clusters=clusters)
+    if plan.backend == "local":
+        return plan
+    from gkr.cluster.joining import refresh_known
+
+    changed = refresh_known(learner.cluster for learner in plan.learners)
+    return load_plan(file, overrides=overrides, clusters=clusters) if changed else plan
+
+
+def _placements(experiment: Experiment, clusters: Sequence[str]) -> list[str]:
+    """`--cluster` as changes of the file: one name for every learner, several in turn."""
+    if experiment.learners is None:
+        return [f"cluster={clusters[0]}"]
+    return [f"learners[{index}].cluster={clusters[index % len(clusters)]}" for index in range(len(experiment.learners))]
+
+
+def _available(experiment: Experiment, clusters: Sequence[str]) -> list[ClusterFacts]:
+    """What the file may be placed on. An experiment is on one backend, so it is either this machine or the clusters."""
+    from gkr.cluster.registry import cached_facts, read_registry
+
+    placed = [name for one in experiment.placed_learners() for name in one.config.cluster]
+    named = [name for name in placed if name != ANY]
+    here, registry = this_machine(), read_registry()
+    local = {one.name for one in here}
+    wanted = [name for name in dict.fromkeys(named) if name in registry.entries and name not in local]
+    for name in clusters:
+        if name not in local:
+            registry.get(name)
+    if wanted:  # the others, too: a list of clusters or `any` may name them
+        return [cached_facts(registry.entries[name]) for name in [*wanted, *_others(registry, wanted)]]
+    if registry.default and not local & set(named):
+        order = [registry.default, *_others(registry, [registry.default])]
+        return [cached_facts(registry.entries[name]) for name in order]
+    return here
+
+
+def _others(registry: Registry, first: Sequence[str]) -> list[str]:
+    return [name for name in registry.entries if name not in first]
 
 
 def load_facts(file: Path) -> list[ClusterFacts]:

@@ -46,13 +46,41 @@ class Selection:
     learner: str | None = None
     rank: int | None = None
     service: str | None = None
+    role: str | None = None
+    """A process's role such as `driver` or `rank`, or a pod's: `head`, `trainer`, `service`, `syncer`."""
     attempt: int | None = None
+    previous: bool = False
+    """The attempt before the latest."""
     everything: bool = False
 
     @property
     def narrow(self) -> bool:
         """A process was asked for, rather than the default choice."""
-        return self.rank is not None or self.service is not None or self.learner == RUN or self.everything
+        asked = self.rank is not None or self.service is not None or self.role is not None
+        return asked or self.learner == RUN or self.everything
+
+    def means(self, *, role: str, index: int) -> bool | None:
+        """Whether a process was asked for; none if that is left to the default choice."""
+        if self.rank is not None:
+            return role == "rank" and index == self.rank
+        if self.service is not None:
+            return role in {f"service-{self.service}", "service"} or f"{role}-{index}" == self.service
+        if self.role is not None:
+            return role == self.role or pod_role(role) == self.role
+        return True if self.narrow else None
+
+
+_POD_ROLES = {"rank": "trainer", "agent": "trainer", "preflight": "trainer", "syncer": "syncer"}
+
+
+def pod_role(role: str) -> str:
+    """In which kind of pod a process of that role runs on a cluster."""
+    return "service" if role.startswith("service") else _POD_ROLES.get(role, "head")
+
+
+def in_default(role: str, index: int) -> bool:
+    """Shown when nothing is asked for, with or without a traceback."""
+    return (role, index) in _DEFAULT_ROLES
 
 
 def find_logs(folder: Path) -> list[LogFile]:
@@ -83,13 +111,17 @@ def _matches(log: LogFile, selection: Selection, *, newest: dict[str, int], late
         return False
     # Ranks get a new attempt more often than their driver: each role's own latest counts, so that none disappears.
     wanted = newest[log.learner] if log.role == "rank" else latest[log.learner, log.role]
+    wanted -= selection.previous
     if selection.attempt is None and not selection.everything and log.attempt != wanted:
         return False
-    if selection.rank is not None:
-        return log.role == "rank" and log.index == selection.rank
-    if selection.service is not None:
-        return log.role in {f"service-{selection.service}", "service"} or f"{log.role}-{log.index}" == selection.service
-    return selection.narrow or (log.role, log.index) in _DEFAULT_ROLES or _has_traceback(log.path)
+    meant = selection.means(role=log.role, index=log.index)
+    return in_default(log.role, log.index) or _has_traceback(log.path) if meant is None else meant
+
+
+def first_failed(logs: Iterable[LogFile]) -> list[LogFile]:
+    """The process that failed first: of those that left a traceback the one that wrote last long ago."""
+    failed = [log for log in logs if _has_traceback(log.path)]
+    return sorted(failed, key=lambda log: log.path.stat().st_mtime)[:1]
 
 
 def tail_lines(log: LogFile, *, count: int | None) -> tuple[list[str], int]:

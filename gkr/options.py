@@ -43,6 +43,33 @@ def set_option(function: F) -> F:
     )(function)
 
 
+def complete_cluster(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Clusters that were added; after a comma the next one."""
+    from gkr.cluster.registry import known_names
+
+    del ctx, param
+    done, comma, _ = incomplete.rpartition(",")
+    items = [f"{done}{comma}{name}" for name in known_names() if name not in done.split(",")]
+    return [CompletionItem(item) for item in items if item.startswith(incomplete)]
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    del ctx, param
+    return tuple(name.strip() for name in (value or "").split(",") if name.strip())
+
+
+def cluster_option(function: F) -> F:
+    """--cluster: where to place the learners instead of where the file says."""
+    return click.option(
+        "--cluster",
+        "clusters",
+        metavar="NAME[,NAME]",
+        callback=_names,
+        shell_complete=complete_cluster,
+        help="Place all learners on this cluster, or on several in turn; local-0 is this machine.",
+    )(function)
+
+
 def output_option(*formats: str) -> Callable[[F], F]:
     """-o: text unless asked otherwise."""
     choices = click.Choice(["text", *(formats or ("json",))])

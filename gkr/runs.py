@@ -99,7 +99,10 @@ def _near_hint(reference: str, *, runs: Sequence[Run]) -> str:
 
 
 def read_state(path: Path) -> RunState:
-    """The state in the last RunStatus event, corrected by whether its supervisor lives."""
+    """The state in the last RunStatus event, corrected by whether its supervisor lives.
+
+    A run on clusters has no supervisor: its state is as it was when somebody last looked.
+    """
     first, last = 0.0, cast("dict[str, Any]", {})
     for line in _status_lines(path / "events.jsonl"):
         first = first or float(line.get("time", 0.0))
@@ -110,10 +113,17 @@ def read_state(path: Path) -> RunState:
         code = last.get("exit_code")
         exit_code = code if isinstance(code, int) else _FATES[status]
         return RunState(status, str(last.get("reason", "")), exit_code, first, changed)
+    if is_on_clusters(path):
+        return RunState(status, str(last.get("reason", "")), EXIT_UNFINISHED, first, changed)
     if supervisor_pid(path) is None and (last or (path / "state" / "supervisor.json").exists()):
         reason = "its supervisor is gone and did not say how the run ended; its processes ended with it"
         return RunState("lost", reason, EXIT_FAILED, first, changed)
     return RunState(status, str(last.get("reason", "")), EXIT_UNFINISHED, first, changed)
+
+
+def is_on_clusters(path: Path) -> bool:
+    """True of a run that was launched on a Kubernetes cluster."""
+    return (path / "state" / "cluster.json").exists()
 
 
 def supervisor_pid(path: Path) -> int | None:

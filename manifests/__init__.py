@@ -1,1 +1,26 @@
-"""Plan or stack configuration -> Kubernetes objects as plain dicts. Pure: no file, no clock, no network."""
+"""Plan or stack configuration -> Kubernetes objects as plain dicts. Pure: no file, no clock, no network.
+
+    from manifests.render import render      # cluster name -> its objects
+    for manifest in render(plan)["us-east5"]: ...
+
+Objects come in the order in which they are applied. One learner is a RayJob (HTTPMode, so no submitter pod) with its
+ConfigMap, service account, network policy and disruption budget; the syncer is a Job with a Service, in the first
+learner's cluster. The same plan gives the same objects, byte for byte. Values of secrets never come here: pods refer to
+Secrets by name, and the Secret with the variables of the caller (`names.env_secret`) is made by `gkr`.
+
+What a pod finds (the contract with `training`):
+
+| where | what |
+| --- | --- |
+| /gkr/plan | plan.json, start.sh, driver.sh, run.sh (a person's `run:`) or syncer.sh; read-only |
+| /gkr/run | scratch of the run: logs, state; gone with the pod |
+| /gkr/code | the person's folder, if `code:` is given; also the working folder and first on PYTHONPATH |
+| GKR_LEARNER, GKR_ROLE, GKR_GROUP | who the pod is; roles: head, trainer, service, syncer |
+| GKR_PLAN, GKR_RUN_DIR, GKR_CODE_DIR | the paths above |
+| GKR_POD, GKR_POD_NODE, GKR_POD_IP | its name, machine and address |
+| Ray resources | `gkr_group_<group>` and `gkr_service_<service>`, one per pod |
+
+What rules it keeps and why is written where each rule is kept: `checks` (what cannot be rendered), `values` (kubelet's
+expansion), `rayjob` (KubeRay and Kueue), `pods`, `placing` and `fabric` (what a pod asks for), `support` (who may reach
+it).
+"""

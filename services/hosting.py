@@ -12,11 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
+import ray.util
 from ray.exceptions import RayError
 
 from services.registry import CLASSES, load_class
@@ -29,7 +30,6 @@ from spec.services import Directory, Replica, ServiceKind
 _log = logging.getLogger(__name__)
 
 MAX_FRUITLESS_STARTS = 3
-_SHARE_OF_A_CPU = 0.01
 _HUNG_SECONDS = 60.0
 _START_SECONDS = 300.0
 _STATS_SECONDS = 30.0
@@ -73,6 +73,11 @@ class PollResult:
     """`service-index` of replicas that are not ready yet."""
 
 
+def service_resource(service: str) -> str:
+    """The Ray resource that each replica of a service takes one of; on a cluster a pod offers one."""
+    return f"gkr_service_{service}"
+
+
 class _Started(NamedTuple):
     endpoint: str
     pid: int
@@ -84,21 +89,25 @@ class _ReplicaActor:
     """Runs in the replica's process."""
 
     def __init__(self, log_path: str) -> None:
-        _redirect_output(Path(log_path))
+        _redirect_output(run_folder() / log_path)
         os.environ.update(REPLICA_ENVIRONMENT)
         logging.basicConfig(
             level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
         )
         self._server: Server | None = None
 
-    def start(
-        self, *, path: str, context: ServiceContext, queue_depth: int, incarnation: int, bind_host: str
-    ) -> _Started:
-        """Load the service, prove that it answers, and listen."""
+    def greet(self) -> str:
+        """Where it was placed: the first call."""
+        return str(ray.util.get_node_ip_address())
+
+    def start(self, *, path: str, context: ServiceContext, queue_depth: int, incarnation: int) -> _Started:
+        """Load the service, prove that it answers, and listen on this node's own address, where clients of other nodes
+        reach it (never 0.0.0.0: a replica trusts its network)."""
+        context = replace(context, cache_dir=run_folder() / context.cache_dir)
         try:
             service = load_class(path)(context)
             service.warm_up()
-            server = Server(service, queue_depth=queue_depth, incarnation=incarnation, bind=f"tcp://{bind_host}:*")
+            server = Server(service, queue_depth=queue_depth, incarnation=incarnation, bind=f"tcp://{self.greet()}:*")
             endpoint = server.start()
         except GkrError as error:
             logging.getLogger(__name__).error("%s cannot start: %s", context.name, error)  # noqa: TRY400 - our wording
@@ -128,6 +137,11 @@ class _ReplicaActor:
             self._server.stop(deadline_seconds=deadline_seconds)
 
 
+def run_folder() -> Path:
+    """The run's folder on the machine of this process."""
+    return Path(os.environ.get("GKR_RUN_DIR", "."))
+
+
 def _redirect_output(path: Path) -> None:
     """What this process and its libraries print goes to the run's log, not to Ray's session folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,9 +159,11 @@ class _Slot:
 
     plan: ServicePlan
     index: int
-    log_path: Path
+    log_path: str
     incarnation: int = 0
     actor: Any = None
+    placing: Any = None
+    """Reference to the first call, until the replica has a machine."""
     starting: Any = None
     """Reference to the running `start`, until it is done."""
     looking: Any = None
@@ -174,17 +190,15 @@ class ServiceHosts:
         learner: LearnerPlan,
         *,
         manifest: str,
-        cache_dir: Path,
-        log_dir: Path,
-        bind_host: str,
-        reserve_cpus: bool,
+        cache_dir: str,
+        log_dir: str,
+        placement_seconds: float,
         classes: Mapping[ServiceKind, str],
     ) -> None:
         self._learner = learner.name
         self._manifest = manifest
         self._cache_dir = cache_dir
-        self._bind_host = bind_host
-        self._reserve_cpus = reserve_cpus
+        self._placement_seconds = placement_seconds
         self._classes = classes
         # Numbers only grow, also from one driver of this learner to the next: both begin at the clock.
         self._epoch = self._last_incarnation = time.time_ns() // 1_000_000
@@ -194,7 +208,7 @@ class ServiceHosts:
             for index, endpoint in enumerate(plan.shared_endpoints)
         ]
         self._slots = [
-            _Slot(plan, index, log_dir / f"service-{plan.name}-{index}.log")
+            _Slot(plan, index, f"{log_dir}/service-{plan.name}-{index}.log")
             for plan in learner.services
             if not plan.shared_endpoints
             for index in range(plan.replicas)
@@ -218,16 +232,19 @@ class ServiceHosts:
         ready = _ready([slot.looking for slot in self._slots], seconds=deadline_seconds)
         left = max(0.0, limit - time.monotonic())
         ready |= _ready([slot.starting for slot in self._slots], seconds=left if patient else 0, any_one=True)
+        placed = _ready([slot.placing for slot in self._slots], seconds=0)
         stats: list[dict[str, Any]] = []
         deaths: list[ReplicaDeath] = []
         for slot in self._slots:
+            if slot.placing in placed:  # its start counts from here
+                slot.placing, slot.launched_at = None, time.monotonic()
             try:
                 if slot.starting in ready:
                     self._take_start(slot)
                 elif slot.looking in ready:
                     stats.append(self._take_stats(slot))
                 else:
-                    _check_progress(slot)
+                    _check_progress(slot, placement_seconds=self._placement_seconds)
             except _Unfit as unfit:
                 deaths.append(self._dead(slot, cause=str(unfit), hopeless=unfit.hopeless))
             except RayError as error:
@@ -249,7 +266,7 @@ class ServiceHosts:
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=deadline_seconds)
         for slot in self._slots:
-            slot.replica = slot.starting = slot.looking = None
+            slot.replica = slot.placing = slot.starting = slot.looking = None
             if slot.actor is not None:
                 ray.kill(slot.actor)
                 slot.actor = None
@@ -267,25 +284,26 @@ class ServiceHosts:
         actor_class: Any = ray.remote(_ReplicaActor)
         options: dict[str, Any] = {
             "name": f"service-{self._learner}-{slot.label}-{slot.incarnation}",
-            "num_cpus": slot.plan.cpu if self._reserve_cpus else _SHARE_OF_A_CPU,
+            "num_cpus": 0,  # its resource says where it may be; cores were counted when the run was planned
             "num_gpus": slot.plan.gpus,
+            "resources": {service_resource(slot.plan.name): 1},
             "max_restarts": 0,
             "max_task_retries": 0,
             "max_concurrency": 4,  # `stats` answers while `start` runs
         }
-        slot.actor = actor_class.options(**options).remote(str(slot.log_path))
+        slot.actor = actor_class.options(**options).remote(slot.log_path)
+        slot.placing = slot.actor.greet.remote()
         slot.starting = slot.actor.start.remote(
             path=self._classes[slot.plan.kind],
             context=ServiceContext(
                 kind=slot.plan.kind,
                 name=slot.plan.name,
-                cache_dir=self._cache_dir,
+                cache_dir=Path(self._cache_dir),
                 manifest=self._manifest,
                 max_batch=slot.plan.max_batch,
             ),
             queue_depth=slot.plan.queue_depth,
             incarnation=slot.incarnation,
-            bind_host=self._bind_host,
         )
 
     def _take_start(self, slot: _Slot) -> None:
@@ -325,7 +343,7 @@ class ServiceHosts:
         if slot.replica is not None:
             self._epoch += 1
         ray.kill(slot.actor)  # what is left of it: a hung process, or one whose start failed
-        slot.replica = slot.starting = slot.looking = slot.actor = None
+        slot.replica = slot.placing = slot.starting = slot.looking = slot.actor = None
         slot.fruitless += not slot.served
         restart = not hopeless and slot.fruitless <= MAX_FRUITLESS_STARTS
         if restart:
@@ -354,9 +372,13 @@ def _ready(references: list[Any], *, seconds: float, any_one: bool = False) -> s
     return set(ray.wait(waiting, num_returns=1 if any_one else len(waiting), timeout=seconds)[0])
 
 
-def _check_progress(slot: _Slot) -> None:
+def _check_progress(slot: _Slot, *, placement_seconds: float) -> None:
     """Busy is healthy; no sign of life for long is not."""
     now = time.monotonic()
+    if slot.placing is not None:
+        if now - slot.launched_at > placement_seconds:
+            raise _Unfit(f"no machine for it {placement_seconds:g} s after it was asked for")
+        return
     if slot.starting is not None and now - slot.launched_at > _START_SECONDS:
         raise _Unfit(f"not ready {_START_SECONDS:g} s after its start")
     if slot.looking is not None and now - slot.looked_at > _HUNG_SECONDS:
@@ -375,24 +397,21 @@ def start_services(
     learner: LearnerPlan,
     *,
     manifest: str,
-    cache_dir: Path,
-    log_dir: Path,
-    bind_host: str = "127.0.0.1",
-    reserve_cpus: bool = False,
+    cache_dir: str,
+    log_dir: str,
+    placement_seconds: float = _START_SECONDS,
     classes: Mapping[ServiceKind, str] = CLASSES,
 ) -> ServiceHosts:
     """Begin to start all replicas of a learner; returns at once, `poll` tells when each is ready.
 
-    Needs an initialised Ray. `bind_host` is the address that clients reach (never 0.0.0.0: a replica trusts its
-    network). `reserve_cpus` makes Ray reserve the planned cores; on one machine that many processes share, whose cores
-    the plan has counted already, a token share is taken instead. GPUs are always reserved.
+    Needs an initialised Ray whose nodes offer `gkr_service_<name>`. Folders are relative to the run's folder of the
+    machine that a replica gets (GKR_RUN_DIR), for which it may wait `placement_seconds`. GPUs are reserved.
     """
     return ServiceHosts(
         learner,
         manifest=manifest,
         cache_dir=cache_dir,
         log_dir=log_dir,
-        bind_host=bind_host,
-        reserve_cpus=reserve_cpus,
+        placement_seconds=placement_seconds,
         classes=classes,
     )

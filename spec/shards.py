@@ -2,8 +2,9 @@
 
 `services.prepare` writes it; loaders, evaluation and preflight read it. The manifest lies beside its shards and holds
 the sha256 of each, so its own digest names every byte of the dataset. The bytes of a shard are described in
-`spec.shard_bytes`, which loader workers import without this module; everybody else imports from here. Only `file:` URIs
-so far. Nothing here writes, and nothing here may import numpy.
+`spec.shard_bytes`, which loader workers import without this module; everybody else imports from here. Only files are
+read here: `storage.datasets` brings the datasets of other stores to this machine. Nothing here writes, and nothing here
+may import numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spec.shard_bytes import REMEDY, Sample, Shape, ShardView, pack_shard
 
 __all__ = [
     "Manifest", "Sample", "Shape", "Shard", "ShardView", "Split", "Splits",
-    "open_manifest", "pack_shard", "path_of", "read_samples", "read_shard", "seal",
+    "open_manifest", "pack_shard", "parse_manifest", "path_of", "read_samples", "read_shard", "seal",
 ]  # fmt: skip
 
 Split = Literal["train", "test"]
@@ -89,7 +90,7 @@ def path_of(uri: str) -> Path:
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise DataError(
             f"{uri!r} is not a file: URI",
-            hint="write file:///absolute/path/manifest.json; other stores are not supported yet",
+            hint="write file:///absolute/path/manifest.json; the datasets of other stores are fetched first",
         )
     path = Path(unquote(parts.path))
     if not path.is_absolute():
@@ -100,19 +101,23 @@ def path_of(uri: str) -> Path:
 def open_manifest(uri: str) -> Manifest:
     """Read a manifest and check that it is the document that was written."""
     path = path_of(uri)
-    text = _read(path, what="the dataset's manifest")
+    return parse_manifest(_read(path, what="the dataset's manifest"), where=str(path))
+
+
+def parse_manifest(text: bytes, *, where: str) -> Manifest:
+    """A manifest from its bytes, if it is the document that was written."""
     try:
         document: Any = json.loads(text)
         manifest = Manifest.model_validate(document)
     except ValueError as error:
         reason = _first(error) if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"the dataset's manifest cannot be read: {reason}", where=str(path), hint=REMEDY) from error
+        raise DataError(f"the dataset's manifest cannot be read: {reason}", where=where, hint=REMEDY) from error
     # The digest is taken over the document as found, so that fields which a newer writer added stay part of it.
     actual = _digest_of(document)
     if actual != manifest.digest:
         raise DataError(
             f"the manifest's content has digest {actual[:12]}, it claims {manifest.digest[:12]}: it was changed",
-            where=str(path),
+            where=where,
             hint=REMEDY,
         )
     return manifest

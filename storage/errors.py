@@ -1,4 +1,8 @@
-"""The three answers of a store that callers decide on; everything else is UnreachableError or RefusedError."""
+"""The three answers of a store that callers decide on.
+
+Everything else is RefusedError (rights, credentials, a path that cannot be) or UnreachableError (no answer in time, no
+space): the same call may succeed later.
+"""
 
 from __future__ import annotations
 

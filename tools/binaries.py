@@ -65,6 +65,7 @@ def _pin(tool: str, module: str) -> str:
 
 def _embed_schema(folder: Path) -> None:
     """The provider's schema with the version it is to report: what its own `go generate` does."""
+    _go("mod", "download", PROVIDER, folder=folder)
     source = Path(_go("list", "-m", "-f", "{{.Dir}}", PROVIDER, folder=folder).strip())
     source = source / "cmd" / "pulumi-resource-kubernetes"
     schema = json.loads((source / "schema.json").read_text())
@@ -158,9 +159,9 @@ def _build(tool: Tool) -> None:
         source, out = Path(scratch) / "source", Path(scratch) / "out"
         shutil.copytree(GO_MODULES / tool.name, source)
         out.mkdir()
-        _download(tool, source)
         if tool.embed is not None:
-            tool.embed(source)
+            tool.embed(source)  # before the first `go list`, which looks for the embedded files
+        _download(tool, source)
         packages = list(tool.binaries.values())
         total = len(_go("list", "-deps", *packages, folder=source).splitlines())
         linker = "-s -w " + " ".join(f"-X {one}" for one in tool.variables)

@@ -46,7 +46,9 @@ def git(root: Path, *arguments: str) -> str:
     except FileNotFoundError:
         raise ConfigError("git is not on PATH; an image holds what git tracks", hint="install git") from None
     if done.returncode:
-        raise ConfigError(f"git {arguments[0]} failed: {done.stderr.strip()}", hint="build in a clone, not in an export")
+        raise ConfigError(
+            f"git {arguments[0]} failed: {done.stderr.strip()}", hint="build in a clone, not in an export"
+        )
     return done.stdout
 
 
@@ -104,7 +106,7 @@ def uv_cache(environment: Mapping[str, str]) -> Path | None:
 
 
 def write_secrets(environment: Mapping[str, str], *, folder: Path, with_uv_cache: bool) -> dict[str, Path]:
-    """The caller's index settings as files: environment variables, certificate authorities, pip.conf, uv.toml, netrc."""
+    """The caller's index settings as files: variables, certificate authorities, pip.conf, uv.toml, netrc."""
     home = Path(environment.get("HOME") or "/nonexistent")
     config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     settings = {name: value for name, value in environment.items() if _SETTINGS.fullmatch(name)}

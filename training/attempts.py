@@ -15,22 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from spec import events as ev
+from spec.errors import UnreachableError
 from spec.plan import NodePlan, Plan
 from spec.services import Directory
 from training import recovery
 from training.agents import AgentLostError, Agents
-from training.classify import Cause, RankEnd, classify
+from training.classify import Cause, RankEnd, classify, classify_commands
 from training.context import RuntimeContext
 from training.event_log import EventLog
 from training.files import replace_text
+from training.options import Options, node_folder
 from training.progress import NOT_RESTORED, read_page
 
 log = logging.getLogger("attempts")
 
 SETTLE_SECONDS = 0.4
 """After the first failed rank, how long its peers may still show their own end before the cause is judged."""
-NODE_DEADLINE_SECONDS = 180.0
-"""Longest wait for the agent that replaces a lost one."""
+WAIT_TICK_SECONDS = 0.25
+SAY_AFTER_SECONDS, SAY_EVERY_SECONDS = 5.0, 30.0
+"""When a wait for agents is told to the person who watches, and how often again."""
 STALL_SECONDS = {"start": 180.0, "join": 120.0, "restore": 120.0, "step": 120.0}
 """Longest time without progress by phase. Phases that wait with deadlines of their own (register, barrier, apply) are
 not judged."""
@@ -44,9 +47,19 @@ class History:
     epoch: int = 0
     furthest: int = 0
     last_position: int = 0
-    """Where the last attempt ended."""
+    """Where the last attempt ended, as far as it is known."""
+    last_step: int = 0
+    restored_at: int | None = None
+    """Where the last attempt began; none if it did not come so far."""
+    last_time: float = 0.0
+    """Of the last event of the learner, in seconds since 1970."""
     open_attempt: bool = False
     """The last attempt has no recorded end: its driver died with it."""
+
+    @property
+    def samples_run(self) -> int:
+        """Of the last attempt."""
+        return 0 if self.restored_at is None else max(0, self.last_position - self.restored_at)
 
 
 def previous_attempts(path: Path, *, learner: str) -> History:
@@ -56,15 +69,43 @@ def previous_attempts(path: Path, *, learner: str) -> History:
         return history
     with path.open(encoding="utf-8", errors="replace") as file:
         for event in ev.read_events(file):
-            if isinstance(event, ev.AttemptStarted) and event.learner == learner:
-                history = replace(history, attempt=event.attempt, epoch=event.epoch, open_attempt=True)
-            if isinstance(event, ev.AttemptEnded) and event.learner == learner and event.attempt == history.attempt:
-                history = replace(history, open_attempt=False, last_position=event.position)
-            if isinstance(event, ev.Restored) and event.learner == learner:
-                history = replace(history, last_position=event.position)
-            if isinstance(event, ev.StepMetrics) and event.learner == learner:
-                history = replace(history, furthest=max(history.furthest, event.position), last_position=event.position)
+            if getattr(event, "learner", "") == learner:
+                history = _fold(replace(history, last_time=max(history.last_time, event.time)), event)
     return history
+
+
+def _fold(history: History, event: ev.Event) -> History:
+    match event:
+        case ev.AttemptStarted(attempt=attempt, epoch=epoch):
+            return replace(history, attempt=attempt, epoch=epoch, open_attempt=True, restored_at=None)
+        case ev.AttemptEnded(attempt=attempt, position=position) if attempt == history.attempt:
+            return replace(history, open_attempt=False, last_position=position)
+        case ev.Restored(position=position):
+            return replace(history, last_position=position, restored_at=position)
+        case ev.StepMetrics(position=position, step=step):
+            furthest = max(history.furthest, position)
+            return replace(history, furthest=furthest, last_position=position, last_step=step)
+        case _:
+            return history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The last attempt that is over, as it was reported."""
+
+    number: int
+    cause: str
+    samples_run: int
+    position: int
+
+    def seen_from(self, restored: int) -> Ended:
+        """The same end, known better: whoever could restore a later position proves that it had been reached.
+
+        Steps between the last look at a rank and the end of its machine are not seen. Those that were saved or merged
+        show up here; the others were lost unseen, and count neither as run nor as lost.
+        """
+        beyond = restored - self.position
+        return self if beyond <= 0 else replace(self, samples_run=self.samples_run + beyond, position=restored)
 
 
 @dataclass(slots=True)
@@ -95,18 +136,31 @@ class _Attempt:
 class Attempts:
     """All attempts of one learner under one driver."""
 
-    def __init__(self, plan: Plan, *, options: Any, out: EventLog, history: History) -> None:
+    def __init__(
+        self, plan: Plan, *, options: Options, out: EventLog, history: History, node_deadline_seconds: float
+    ) -> None:
         self.plan, self.options, self.out = plan, options, out
         self.learner = plan.learner(options.learner)
         self.finish: recovery.Finish | None = None
-        history = self._close_open_attempt(history)
-        self._state = recovery.State(attempt=history.attempt, epoch=history.epoch, furthest=history.furthest)
-        self._agents = Agents(self.learner, folder=options.run_dir / "state" / "nodes" / self.learner.name)
-        self._last_position = history.last_position
+        self._node_deadline_seconds = node_deadline_seconds
+        """Longest wait for the agent that replaces a lost one."""
+        self._processes = len(self.learner.nodes) if plan.run_script is not None else self.learner.world_size
         self._current: _Attempt | None = None
         self._restart: _Restart | None = None
+        self._ended: Ended | None = None
+        history = self._close_open_attempt(history)
+        self._state = recovery.State(
+            attempt=history.attempt,
+            epoch=history.epoch,
+            furthest=history.furthest,
+            budget=plan.retry.max,
+            retried=frozenset(plan.retry.on),
+        )
+        self._agents = Agents(plan, learner=self.learner)
+        self._last_position = history.last_position
         self._starting: tuple[recovery.StartAttempt, float] | None = None
         self._lost_since: dict[str, float] = {}
+        self._said = 0.0
         self._directory_epoch = -1
         self._directory: Directory | None = None
 
@@ -115,14 +169,32 @@ class Attempts:
         for node in self.learner.nodes:
             self._agents.start(node.name)
 
+    def await_agents(self, *, deadline_seconds: float) -> None:
+        """Until every node has its agent; on a cluster that is when its pod has joined."""
+        started = time.monotonic()
+        while missing := self._agents.missing():
+            waited = time.monotonic() - started
+            if waited > deadline_seconds:
+                raise UnreachableError(
+                    f"no agent on {self._lacks(missing)} after {deadline_seconds:.0f} s",
+                    hint="`gkr why` says what their pods wait for; timeouts.start sets how long is waited",
+                )
+            self._say_wait(missing, waited=waited)
+            time.sleep(WAIT_TICK_SECONDS)
+        places = [
+            f"{node} in {place.pod} on {place.machine}" for node, place in self._agents.places().items() if place.pod
+        ]
+        if places:
+            self._note(f"agents of {self.learner.name}: {', '.join(places)}")
+
     def preflight(self, *, deadline_seconds: float) -> tuple[str, ...]:
         """Run every node's checks at once; returns the failed ones in words."""
         logs = {
-            node.name: str(self.options.log_dir / f"preflight-{index}.log")
+            node.name: f"{self.options.log_folder}/preflight-{index}.log"
             for index, node in enumerate(self.learner.nodes)
         }
         started = time.monotonic()
-        results = self._agents.preflight(self.plan, logs=logs, deadline_seconds=deadline_seconds)
+        results = self._agents.preflight(logs=logs, deadline_seconds=deadline_seconds)
         failed: list[str] = []
         for node, checks in results.items():
             parsed = [ev.Check(**check) for check in checks]
@@ -143,7 +215,7 @@ class Attempts:
         self._directory, self._directory_epoch = directory, directory.epoch
         text = directory.write_json()
         self._agents.set_directory(text)
-        replace_text(Path(self.options.run_dir) / "state" / f"services-{self.learner.name}.json", text)
+        replace_text(self.options.run_dir / "state" / f"services-{self.learner.name}.json", text)
 
     def handle(self, event: recovery.Event) -> None:
         """Tell the controller, then do what it says."""
@@ -173,25 +245,30 @@ class Attempts:
         self._agents.close()
 
     def _close_open_attempt(self, history: History) -> History:
-        """Write the end of an attempt whose driver died; the progress page of rank 0 outlives both."""
+        """Write the end of an attempt whose driver died. The progress page of rank 0 outlives both where nodes share
+        this folder; where they do not, the last event is what is known."""
         if not history.open_attempt:
             return history
-        pages = [
-            read_page(path)
-            for path in (self.options.run_dir / "state" / "nodes" / self.learner.name).glob("*/progress-0.page")
-        ]
+        nodes = [self.options.run_dir / node_folder(self.learner.name, node=one.name) for one in self.learner.nodes]
+        pages = [read_page(folder / "progress-0.page") for folder in nodes]
         page = next((page for page in pages if page is not None and page.epoch == history.epoch), None)
+        samples_run = history.samples_run
         if page is not None and page.position != NOT_RESTORED:
             furthest = max(history.furthest, page.position)
-            history = replace(history, furthest=furthest, last_position=page.position)
-        self.out.emit(
-            ev.AttemptEnded,
-            learner=self.learner.name,
-            attempt=history.attempt,
-            cause="driver lost",
-            samples_run=page.samples_run if page else 0,
-            position=history.last_position,
+            history, samples_run = replace(history, furthest=furthest, last_position=page.position), page.samples_run
+        self._emit_end(
+            Ended(number=history.attempt, cause="driver lost", samples_run=samples_run, position=history.last_position)
         )
+        if self.options.events is None:  # else the supervisor that started us again says so
+            silent = max(0.0, time.time() - history.last_time)
+            fields = {
+                "learner": self.learner.name,
+                "what": "driver",
+                "cause": "its pod or process is gone",
+                "action": f"a new driver went on with attempt {history.attempt + 1}",
+                "detected_seconds": silent,
+            }
+            self._restart = _Restart(event=fields, died=time.monotonic() - silent, furthest_step=history.last_step)
         return replace(history, open_attempt=False)
 
     def _carry_out(self, effects: list[recovery.Effect]) -> None:
@@ -208,9 +285,8 @@ class Attempts:
 
     def _spawn(self, effect: recovery.StartAttempt) -> None:
         started = time.monotonic()
-        log_dir = self.options.run_dir / "logs" / self.learner.name / str(effect.attempt)
         context = RuntimeContext(
-            plan=str(self.options.plan),
+            plan="",  # these two are the agent's to say
             learner=self.learner.name,
             node="",
             node_dir="",
@@ -227,7 +303,7 @@ class Attempts:
         )
         self._current = _Attempt(effect.attempt)
         try:
-            pids = self._agents.spawn(context, ranks=_ranks(self.learner.nodes), log_dir=log_dir)
+            pids = self._agents.spawn(context, ranks=_ranks(self.learner.nodes))
         except AgentLostError as lost:
             self._lost(lost.node, lost)
             return
@@ -242,38 +318,58 @@ class Attempts:
             world_size=self.learner.world_size,
             pids={**pids, **self._agents.pids()},
         )
+        if self.plan.run_script is not None and self._restart is not None:  # nobody tells of a command's first step
+            self._emit_recovery(self._restart, first_step=None, lost_steps=0)
+            self._restart = None
 
     def _look(self, current: _Attempt, snapshot: dict[str, Any]) -> None:
+        # Each machine has a monotonic clock of its own.
+        offset = time.monotonic() - snapshot["monotonic"]
         for end in snapshot["exits"]:
-            rank = int(end["job"].removeprefix("rank-"))
-            current.ends.setdefault(
-                rank, RankEnd(rank=rank, code=end["code"], monotonic=end["monotonic"], reason=end["reason"])
-            )
+            rank, moment = int(end["job"].removeprefix("rank-")), end["monotonic"] + offset
+            current.ends.setdefault(rank, RankEnd(rank=rank, code=end["code"], monotonic=moment, reason=end["reason"]))
         page = snapshot["pages"].get(0)
         if page is None:
             return
         if page["position"] != NOT_RESTORED:
+            if current.position is None:
+                self._restored(page["position"] - page["samples_run"])
             current.samples_run, current.position, current.steps = page["samples_run"], page["position"], page["step"]
             self.handle(recovery.Progress(page["position"]))
+        moment = page["monotonic"] + offset
         if page["steps_run"] and current.first_step is None:
-            current.first_step = page["monotonic"]
-            self._first_step(current, page=page)
+            current.first_step = moment
+            self._first_step(page=page, moment=moment)
         limit = STALL_SECONDS.get(page["phase"])
-        if limit is not None and snapshot["monotonic"] - page["monotonic"] > limit and not current.over:
+        if limit is not None and time.monotonic() - moment > limit and not current.over:
             text = f"no progress for {limit:.0f} s in phase {page['phase']}"
-            self._over(current, cause=Cause(kind="hang", text=text, signature="hang"), died=page["monotonic"])
+            self._over(current, cause=Cause(kind="hang", text=text, signature="hang"), died=moment)
+
+    def _restored(self, position: int) -> None:
+        """The ranks have taken up their state: correct the end of the attempt before, if it was not known so far."""
+        if self._ended is None:
+            return
+        better = self._ended.seen_from(position)
+        if better != self._ended:
+            self._emit_end(better)
 
     def _judge(self, current: _Attempt) -> None:
         failed = [end for end in current.ends.values() if end.code != 0]
         if failed and current.first_failure is None:
             current.first_failure = time.monotonic()
-        everyone = len(current.ends) == self.learner.world_size
-        settled = current.first_failure is not None and time.monotonic() - current.first_failure >= SETTLE_SECONDS
+        everyone = len(current.ends) == self._processes
+        # Errors of the peers of a lost node come before the news of its loss: wait until every node has answered.
+        settled = (
+            current.first_failure is not None
+            and time.monotonic() - current.first_failure >= SETTLE_SECONDS
+            and self._agents.answered_since(current.first_failure)
+        )
         # A rank that was killed is the cause whatever its peers say, so nothing is gained by waiting for them.
         killed = any(end.code < 0 for end in failed)
-        if everyone or settled or killed:
+        if (everyone and not failed) or settled or killed:
             died = min((end.monotonic for end in failed), default=time.monotonic())
-            self._over(current, cause=classify(list(current.ends.values())), died=died)
+            judge = classify_commands if self.plan.run_script is not None else classify
+            self._over(current, cause=judge(list(current.ends.values())), died=died)
 
     def _over(self, current: _Attempt, *, cause: Cause, died: float) -> None:
         current.over = True
@@ -281,13 +377,13 @@ class Attempts:
         log.info("attempt %d over: %s (%s)", current.number, cause.text, cause.kind)
         if current.position is not None:
             self._last_position = current.position
-        self.out.emit(
-            ev.AttemptEnded,
-            learner=self.learner.name,
-            attempt=current.number,
-            cause=cause.text,
-            samples_run=current.samples_run,
-            position=self._last_position,
+        self._emit_end(
+            Ended(
+                number=current.number,
+                cause=cause.text,
+                samples_run=current.samples_run,
+                position=self._last_position,
+            )
         )
         if cause.kind != "finished":
             what = f"rank {cause.ranks[0]}" if cause.ranks else "learner"
@@ -310,12 +406,27 @@ class Attempts:
                 self._emit_recovery(self._restart, first_step=None, lost_steps=0)
             self._restart = None
 
-    def _first_step(self, current: _Attempt, *, page: dict[str, Any]) -> None:
+    def _first_step(self, *, page: dict[str, Any], moment: float) -> None:
         if self._restart is None:
             return
         lost = max(0, self._restart.furthest_step - (page["step"] - page["steps_run"]))
-        self._emit_recovery(self._restart, first_step=page["monotonic"] - self._restart.died, lost_steps=lost)
+        self._emit_recovery(self._restart, first_step=moment - self._restart.died, lost_steps=lost)
         self._restart = None
+
+    def _emit_end(self, ended: Ended) -> None:
+        self._ended = ended
+        self.out.emit(
+            ev.AttemptEnded,
+            learner=self.learner.name,
+            attempt=ended.number,
+            cause=ended.cause,
+            samples_run=ended.samples_run,
+            position=ended.position,
+        )
+
+    def _note(self, text: str) -> None:
+        log.info("%s", text)
+        self.out.emit(ev.Note, level="info", text=text)
 
     def _emit_recovery(self, restart: _Restart, *, first_step: float | None, lost_steps: int) -> None:
         self.out.emit(ev.Recovery, **restart.event, first_step_seconds=first_step, lost_steps=lost_steps)
@@ -330,7 +441,8 @@ class Attempts:
 
     def _last_page(self, current: _Attempt, *, node: str) -> None:
         """Steps since the last poll, if the lost node's folder can still be read (on a cluster it is gone as well)."""
-        page = read_page(Path(self.options.run_dir) / "state" / "nodes" / self.learner.name / node / "progress-0.page")
+        folder = self.options.run_dir / node_folder(self.learner.name, node=node)
+        page = read_page(folder / "progress-0.page")
         if page is not None and page.epoch == self._state.epoch and page.position != NOT_RESTORED:
             current.samples_run, current.position, current.steps = page.samples_run, page.position, page.step
             self.handle(recovery.Progress(page.position))
@@ -338,13 +450,29 @@ class Attempts:
     def _replace_nodes(self) -> None:
         for node in sorted(self._state.missing_nodes):
             since = self._lost_since.setdefault(node, time.monotonic())
+            waited = time.monotonic() - since
             if self._agents.ready(node):
                 del self._lost_since[node]
                 if self._directory is not None:
                     self._agents.set_directory(self._directory.write_json())
                 self.handle(recovery.NodeBack(node))
-            elif time.monotonic() - since > NODE_DEADLINE_SECONDS:
-                self.handle(recovery.NodeOverdue(node, NODE_DEADLINE_SECONDS))
+            elif waited > self._node_deadline_seconds:
+                self.handle(recovery.NodeOverdue(node, self._node_deadline_seconds))
+            else:
+                self._say_wait(self._agents.missing(), waited=waited)
+
+    def _say_wait(self, missing: dict[str, int], *, waited: float) -> None:
+        if missing and waited > SAY_AFTER_SECONDS and time.monotonic() - self._said > SAY_EVERY_SECONDS:
+            self._said = time.monotonic()
+            self._note(f"learner {self.learner.name} waits for an agent on {self._lacks(missing)} ({waited:.0f} s)")
+
+    def _lacks(self, missing: dict[str, int]) -> str:
+        """`1 of 2 nodes of group trainer (1 is in the Ray cluster)`."""
+        return ", ".join(
+            f"{count} of {len(self.learner.group(group))} nodes of group {group} "
+            f"({self._agents.present(group)} in the Ray cluster)"
+            for group, count in missing.items()
+        )
 
 
 def _ranks(nodes: list[NodePlan]) -> dict[str, dict[int, int]]:

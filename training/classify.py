@@ -47,6 +47,7 @@ _CASCADE = re.compile(
     r"|store->get|remote error|recvValue|watchdog",
     re.I,
 )
+_LAST_SIGNAL = 64
 _CASCADE_TYPES = {
     "DistBackendError",
     "DistNetworkError",
@@ -92,6 +93,22 @@ def classify(ends: Sequence[RankEnd]) -> Cause:
             return cause
     first = failed[0]
     return Cause(kind="cascade", text=f"rank {first.rank}: {_line(first)}", ranks=(first.rank,), signature="cascade")
+
+
+def classify_commands(ends: Sequence[RankEnd]) -> Cause:
+    """The cause when a person's commands ended, one per node. Only a signal, also one that a shell reports as 128 + n,
+    is somebody else's doing: any other exit code is the command's own verdict."""
+    failed = sorted((end for end in ends if end.code != 0), key=lambda end: end.monotonic)
+    for end in failed:
+        number = -end.code if end.code < 0 else end.code - 128
+        if 0 < number <= _LAST_SIGNAL:
+            name = describe_exit(-number)
+            return Cause(kind="killed", text=name, ranks=(end.rank,), signature=f"killed {name}")
+    if not failed:
+        return Cause(kind="finished", text="finished", ranks=tuple(end.rank for end in ends))
+    first = failed[0]
+    text = f"the command of node {first.rank} ended with {describe_exit(first.code)}"
+    return Cause(kind="user", text=text, ranks=(first.rank,), signature=f"user {first.code}")
 
 
 def _killed(failed: Sequence[RankEnd]) -> Cause | None:

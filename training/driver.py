@@ -5,12 +5,12 @@
 
 It is never on the path of a step: it polls its agents a few times a second, feeds what it sees to `training.recovery`
 and does what that answers. Everything it observes goes to the run's events, from which another driver can take up the
-count of attempts. It has a Ray instance of its own; if it dies, Ray, agents, ranks and services die with it.
+count of attempts. Where RAY_ADDRESS names a Ray cluster it is a job of that cluster and takes everything else from the
+environment of its pod; else it has a Ray instance of its own. If it dies, agents, ranks and services die with it.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shutil
@@ -19,21 +19,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ray
-import ray.util
 
 from spec import events as ev
-from spec.errors import EXIT_FAILED, DataError, GkrError, UnreachableError
+from spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_UNFINISHED, DataError, GkrError, UnreachableError
 from spec.plan import LearnerPlan, Plan
-from spec.shards import open_manifest
-from training.attempts import Attempts, previous_attempts
+from spec.shards import Manifest, open_manifest
+from storage import file_path, open_bucket, split_uri
+from training.agent import group_resource
+from training.attempts import Attempts, History, previous_attempts
 from training.evaluation import Evaluation
 from training.event_log import EventLog
+from training.options import Options, parse
 from training.recovery import NodesReady
+from training.shipping import Outbox
 
 log = logging.getLogger("driver")
 
@@ -41,42 +46,68 @@ POLL_SECONDS = 0.1
 SERVICE_POLL_SECONDS = 1.0
 PREPARE_DEADLINE_SECONDS = 600.0
 PREFLIGHT_DEADLINE_SECONDS = 180.0
+OWN_NODE_DEADLINE_SECONDS = 180.0
+"""Longest wait for the agent that replaces a lost one on this machine; on a cluster it is `timeouts.start`, since a
+pod, or a machine for it, must come first."""
+LAST_SHIP_SECONDS = 20.0
 OBJECT_STORE_BYTES = 80 * 2**20
 RAY_STARTS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The command line."""
-
-    plan: Path
-    learner: str
-    run_dir: Path
-    events: Path
-    syncer_control: str
-    syncer_bulk: str
-    attempt: int
-
-    @property
-    def log_dir(self) -> Path:
-        return self.run_dir / "logs" / self.learner / str(self.attempt)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the learner to its end; returns the exit code of the contract."""
-    options = _parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    out = EventLog(options.events, source=f"driver/{options.learner}")
     signal.signal(signal.SIGTERM, _on_terminate)
     try:
-        plan = Plan.read_json(options.plan.read_text())
-        return Driver(plan, options=options, out=out).run()
+        options = parse(arguments)
+        plan = Plan.read_json(options.plan.read_bytes())
+        if options.events is not None:
+            _log_to_stderr()
+            return _drive(plan, options=options, out=EventLog(options.events, source=f"driver/{options.learner}"))
+        return _drive_alone(plan, options=options)
+    except GkrError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except Cancelled:
+        return EXIT_CANCELLED
+
+
+def _drive(plan: Plan, *, options: Options, out: EventLog, outbox: Outbox | None = None) -> int:
+    try:
+        return Driver(plan, options=options, out=out, outbox=outbox).run()
     except GkrError as error:
         log.exception("ended")
         out.emit(ev.Note, level="error", text=f"learner {options.learner}: {error}")
         return error.exit_code
     except Cancelled:
-        return 103
+        return EXIT_CANCELLED
+
+
+def _drive_alone(plan: Plan, *, options: Options) -> int:
+    """Without a supervisor: events and log are this process's own, and what drivers before it did is in the bucket."""
+    learner = plan.learner(options.learner)
+    outbox = Outbox.open(
+        open_bucket(learner.run_uri),
+        source=f"driver-{learner.name}",
+        folder=options.run_dir / "state" / f"events-{learner.name}",
+        deadline_seconds=plan.timeouts.start,
+    )
+    attempt = options.attempt or previous_attempts(outbox.history, learner=learner.name).attempt + 1
+    options = replace(
+        options,
+        attempt=attempt,
+        syncer_control=options.syncer_control or learner.syncer_control,
+        syncer_bulk=options.syncer_bulk or learner.syncer_bulk,
+    )
+    out = EventLog(outbox.path, source=f"driver/{learner.name}")
+    with _own_log(options.log_dir / "driver-0.log") as say:
+        try:
+            code = _drive(plan, options=options, out=out, outbox=outbox)
+        finally:
+            if not outbox.close(deadline_seconds=LAST_SHIP_SECONDS):
+                log.warning("events are not all in the bucket after %g s", LAST_SHIP_SECONDS)
+        if code:  # Ray keeps the end of what a job prints: this line is what people read first
+            say.write(f"{_last_error(outbox.path) or f'ended with code {code}'}\n".encode())
+    return code
 
 
 class Cancelled(BaseException):
@@ -88,16 +119,20 @@ def _on_terminate(_number: int, _frame: object) -> None:
 
 
 class Driver:
-    """Owns the Ray instance of one learner."""
+    """One learner from start to end."""
 
-    def __init__(self, plan: Plan, *, options: Options, out: EventLog) -> None:
+    def __init__(self, plan: Plan, *, options: Options, out: EventLog, outbox: Outbox | None = None) -> None:
         self.plan, self.options, self.out = plan, options, out
         self.learner: LearnerPlan = plan.learner(options.learner)
+        self._outbox = outbox
         self._ray_dir = Path(tempfile.mkdtemp(prefix="gkr-ray-", dir="/tmp"))
+        self._joins = bool(os.environ.get("RAY_ADDRESS"))
+        """There is a Ray cluster already, and this driver is its job."""
 
     def run(self) -> int:
         """Prepare, start, watch, end."""
         services = attempts = evaluation = None
+        node_deadline = self.plan.timeouts.start if self._joins else OWN_NODE_DEADLINE_SECONDS
         try:
             self._start_ray()
             # Agents import torch while the dataset is made: both are needed and neither waits for the other.
@@ -105,11 +140,14 @@ class Driver:
                 self.plan,
                 options=self.options,
                 out=self.out,
-                history=previous_attempts(self.options.events, learner=self.learner.name),
+                history=self._history(),
+                node_deadline_seconds=node_deadline,
             )
             attempts.start_agents()
-            self._prepare()
-            services = self._start_services()
+            if self.plan.train is not None:
+                self._prepare()
+            services = self._start_services(placement_seconds=node_deadline)
+            attempts.await_agents(deadline_seconds=node_deadline)
             failed = attempts.preflight(deadline_seconds=PREFLIGHT_DEADLINE_SECONDS)
             evaluation = Evaluation.for_home(self.plan, options=self.options, out=self.out)
             return self._watch(attempts, services=services, evaluation=evaluation, failed=failed)
@@ -120,26 +158,33 @@ class Driver:
             ray.shutdown()
             shutil.rmtree(self._ray_dir, ignore_errors=True)
 
+    def _history(self) -> History:
+        path = self.options.events or (self._outbox.history if self._outbox else None)
+        return previous_attempts(path, learner=self.learner.name) if path else History()
+
     def _start_ray(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        if os.environ.get("RAY_ADDRESS"):  # a Ray cluster is there already: this driver is its job
-            ray.init(address="auto", log_to_driver=False, configure_logging=False, namespace=f"gkr-{self.plan.run}")
+        namespace = f"gkr-{self.plan.run}"
+        if self._joins:
+            ray.init(address="auto", log_to_driver=False, configure_logging=False, namespace=namespace)
             return
+        # What the processes of a pod find in their environment; Ray's processes here inherit ours.
+        os.environ["GKR_RUN_DIR"] = str(self.options.run_dir.absolute())
+        os.environ["GKR_PLAN"] = str(self.options.plan.absolute())
         cpus = sum(node.cpu for node in self.learner.nodes) + sum(s.cpu * s.replicas for s in self.learner.services)
-        nodes = {f"gkr_node_{node.name}": 1.0 for node in self.learner.nodes}
         for left in reversed(range(RAY_STARTS)):
             try:
                 ray.init(
                     num_cpus=max(1, round(cpus + 0.5)),
                     num_gpus=0,
-                    resources=nodes,
+                    resources=_resources(self.learner),
                     include_dashboard=False,
                     object_store_memory=OBJECT_STORE_BYTES,
                     _temp_dir=str(self._ray_dir),
                     _node_ip_address="127.0.0.1",
                     log_to_driver=False,
                     configure_logging=False,
-                    namespace=f"gkr-{self.plan.run}",
+                    namespace=namespace,
                 )
             except Exception as error:
                 # Ray gives its own processes a fixed 30 s and raises a bare Exception: too short on a machine that is
@@ -158,7 +203,7 @@ class Driver:
         """Make the dataset if its manifest is missing and the plan says from what."""
         started = time.monotonic()
         try:
-            manifest = open_manifest(self.learner.data_manifest)
+            manifest = self._manifest()
         except DataError:
             if self.learner.data_source is None:
                 raise
@@ -181,9 +226,19 @@ class Driver:
         if done.returncode:
             tail = path.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
             raise DataError(f"preparing {self.learner.data_manifest} failed: {tail[0]}", hint=f"see {path}")
-        self._prepared(open_manifest(self.learner.data_manifest), started=started, reused=False)
+        self._prepared(self._manifest(), started=started, reused=False)
 
-    def _prepared(self, manifest: Any, *, started: float, reused: bool) -> None:
+    def _manifest(self) -> Manifest:
+        """Only the manifest: the shards are for those who train."""
+        uri = self.learner.data_manifest
+        if file_path(uri) is not None:
+            return open_manifest(uri)
+        folder, name = split_uri(uri)
+        path = self.options.run_dir / "state" / f"manifest-{self.learner.name}.json"
+        open_bucket(folder).fetch(name, path)
+        return open_manifest(path.absolute().as_uri())
+
+    def _prepared(self, manifest: Manifest, *, started: float, reused: bool) -> None:
         samples = manifest.count("train") + manifest.count("test")
         self.out.emit(
             ev.Prepared,
@@ -194,16 +249,15 @@ class Driver:
             reused=reused,
         )
 
-    def _start_services(self) -> Any:
+    def _start_services(self, *, placement_seconds: float) -> Any:
         from services.hosting import start_services
 
         return start_services(
             self.learner,
             manifest=self.learner.data_manifest,
-            cache_dir=self.options.run_dir / "state" / "cache" / self.learner.name,
-            log_dir=self.options.log_dir,
-            bind_host=ray.util.get_node_ip_address(),
-            reserve_cpus=bool(os.environ.get("RAY_ADDRESS")),
+            cache_dir=f"state/cache/{self.learner.name}",
+            log_dir=self.options.log_folder,
+            placement_seconds=placement_seconds,
         )
 
     def _watch(
@@ -213,6 +267,9 @@ class Driver:
         next_services = 0.0
         while attempts.finish is None:
             now = time.monotonic()
+            if self._outbox is not None and self._outbox.taken_over:
+                log.warning("a newer driver of %s is there; ending", self.learner.name)
+                return EXIT_UNFINISHED
             if now >= next_services:
                 self._poll_services(services, attempts=attempts)
                 next_services = now + SERVICE_POLL_SECONDS
@@ -253,16 +310,43 @@ class Driver:
                 )
 
 
-def _parse(arguments: list[str] | None) -> Options:
-    parser = argparse.ArgumentParser(prog="python -m training.driver", description="Drives one learner of a run.")
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--learner", required=True)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--events", type=Path, required=True)
-    parser.add_argument("--syncer-control", default="")
-    parser.add_argument("--syncer-bulk", default="")
-    parser.add_argument("--attempt", type=int, default=1, help="which start of this driver")
-    return Options(**vars(parser.parse_args(arguments)))
+def _resources(learner: LearnerPlan) -> dict[str, float]:
+    """What the pods of a cluster offer one by one, offered by this machine alone."""
+    groups = {group_resource(group): float(len(learner.group(group))) for group in learner.groups}
+    from services.hosting import service_resource
+
+    return {**groups, **{service_resource(one.name): float(one.replicas) for one in learner.services}}
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+
+
+@contextmanager
+def _own_log(path: Path) -> Iterator[BinaryIO]:
+    """Send what this process prints to a log of the run; yields where it went before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.dup(2), "wb", buffering=0) as former, path.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+        _log_to_stderr()
+        try:
+            yield former
+        finally:  # an error of ours that ends this process shows up where people look first
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(former.fileno(), stream.fileno())
+
+
+def _last_error(path: Path) -> str:
+    """What the driver said last about its end, in one line."""
+    said = ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for event in ev.read_events(file):
+            if isinstance(event, ev.Note) and event.level == "error":
+                said = " ".join(event.text.split())
+    return said
 
 
 if __name__ == "__main__":

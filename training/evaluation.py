@@ -11,8 +11,6 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,8 +20,10 @@ from spec import events as ev
 from spec.errors import GkrError
 from spec.plan import LearnerPlan, Plan
 from spec.services import ServiceKind
+from storage import open_bucket
 from training.data.held_out import HeldOut, held_out
 from training.event_log import EventLog
+from training.options import Options
 from training.sync.client import SyncClient
 from training.sync.layout import Layout
 
@@ -51,7 +51,7 @@ class Evaluation:
     """One thread; `finished` once the final model is scored, failed, or overdue."""
 
     @classmethod
-    def for_home(cls, plan: Plan, *, options: Any, out: EventLog) -> Evaluation | None:
+    def for_home(cls, plan: Plan, *, options: Options, out: EventLog) -> Evaluation | None:
         """The evaluation of this run, if this driver is the home learner's and the plan has the services for it."""
         home = plan.home
         kinds = {service.kind for service in home.services}
@@ -59,7 +59,7 @@ class Evaluation:
             return None
         return cls(plan, options=options, out=out)
 
-    def __init__(self, plan: Plan, *, options: Any, out: EventLog) -> None:
+    def __init__(self, plan: Plan, *, options: Options, out: EventLog) -> None:
         self._plan, self._options, self._out = plan, options, out
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -116,7 +116,7 @@ class Evaluation:
             self._done.set()
 
     def _client(self, home: LearnerPlan, *, kind: ServiceKind) -> ServiceClient:
-        path = Path(self._options.run_dir) / "state" / f"services-{home.name}.json"
+        path = self._options.run_dir / "state" / f"services-{home.name}.json"
         service = _service(home, kind=kind)
         assert service is not None
         return ServiceClient(path, service=service, identity=f"{home.name}/evaluation")
@@ -206,12 +206,16 @@ class Evaluation:
         return np.stack([self._embeddings[text] for text in captions])
 
     def _save(self, published: Published, *, images: np.ndarray, real: HeldOut) -> None:
-        folder = Path(self._options.run_dir) / "samples"
+        folder = self._options.run_dir / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         count = min(GRID_IMAGES, len(images))
         name = "final" if published.final else f"round-{published.version:05d}"
         np.save(folder / f"{name}.npy", images[:count])
         np.save(folder / "real.npy", _to_pixels(real.images[:count]))
+        if self._options.events is None:  # the run's folder is this pod's: the pictures go where the events go
+            bucket = open_bucket(self._plan.home.run_uri)
+            for file in (f"samples/{name}.npy", "samples/real.npy"):
+                bucket.send(file, self._options.run_dir / file)
         self._out.emit(
             ev.Samples,
             round=published.version,

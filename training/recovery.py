@@ -17,9 +17,20 @@ from spec.errors import EXIT_FAILED, EXIT_OK, EXIT_PREFLIGHT
 from training.classify import Cause
 
 BUDGET_WITHOUT_PROGRESS = 3
-"""Restarts for a general cause without a step beyond the furthest one."""
+"""Restarts for a general cause without a step beyond the furthest one, unless the plan says otherwise."""
 BUDGET_SAME_SIGNATURE = 1
 """Restarts for an unknown error that comes back with the same signature and no progress in between."""
+
+
+ALL_CAUSES = frozenset({"preemption", "node-failure", "rank-death", "collective-timeout", "service-failure"})
+"""What a plan's `retry.on` may name."""
+_CAUSES: Mapping[str, frozenset[str]] = {
+    "killed": frozenset({"rank-death"}),
+    "node_lost": frozenset({"node-failure", "preemption"}),
+    "hang": frozenset({"collective-timeout"}),
+    "cascade": frozenset({"collective-timeout"}),
+}
+"""Kind of a cause to the plan's words for it; kinds that are not here have rules of their own."""
 
 
 # --- events
@@ -123,6 +134,10 @@ class State:
     signatures: tuple[tuple[str, int], ...] = ()
     """Signature to restarts since the last progress."""
     missing_nodes: frozenset[str] = frozenset()
+    budget: int = BUDGET_WITHOUT_PROGRESS
+    """The plan's `retry.max`."""
+    retried: frozenset[str] = ALL_CAUSES
+    """The plan's `retry.on`."""
 
 
 def step(state: State, event: Event, /) -> tuple[State, list[Effect]]:
@@ -200,7 +215,10 @@ def _refusal(state: State, *, cause: Cause) -> str | None:
     again = dict(state.signatures).get(cause.signature, 0)
     if cause.kind in {"unknown", "syncer"} and again > BUDGET_SAME_SIGNATURE:
         return f"{cause.text}; the same error came back {again} times without progress"
-    if state.restarts_without_progress > BUDGET_WITHOUT_PROGRESS:
+    words = _CAUSES.get(cause.kind, ALL_CAUSES)
+    if not words & state.retried:
+        return f"{cause.text}; retry.on does not name {' or '.join(sorted(words))}"
+    if state.restarts_without_progress > state.budget:
         return f"{cause.text}; {state.restarts_without_progress} interruptions without a new step"
     return None
 

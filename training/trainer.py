@@ -11,7 +11,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -24,6 +23,7 @@ from spec import events as ev
 from spec.errors import ConfigError
 from spec.plan import LearnerPlan, Plan
 from spec.train import TrainConfig
+from storage import open_bucket
 from training import parallel
 from training.checkpoint import CheckpointFailure, CheckpointWriter, Loaded, SavedCheckpoint, load_latest
 from training.conditions import Conditions
@@ -98,8 +98,9 @@ class _Trainer:
         self.rounds = Rounds(
             plan, context=context, model=self.model, ema=self.ema, page=page, meter=self.meter, events=self.events
         )
+        self.checkpoints = open_bucket(self.learner.checkpoints)
         self.writer = CheckpointWriter(
-            _path(self.learner.checkpoints),
+            self.checkpoints,
             keep=self.config.checkpoint.keep,
             rank=context.rank,
             world_size=context.world_size,
@@ -143,7 +144,7 @@ class _Trainer:
 
     def _restore(self) -> None:
         loaded: Loaded | None = load_latest(
-            _path(self.learner.checkpoints),
+            self.checkpoints,
             model=self.model,
             optimizer=self.optimizer,
             ema=self.ema,
@@ -160,7 +161,7 @@ class _Trainer:
                 step=state.step,
                 position=state.position,
                 samples_lost=max(0, self.context.last_position - state.position),
-                checkpoint=str(loaded.path) if loaded else "",
+                checkpoint=loaded.path if loaded else "",
                 skipped=list(loaded.skipped) if loaded else [],
             )
 
@@ -287,7 +288,7 @@ class _Trainer:
                 learner=self.learner.name,
                 attempt=self.context.attempt,
                 step=saved.step,
-                path=str(saved.path),
+                path=saved.path,
                 bytes=saved.bytes,
                 blocked_seconds=saved.blocked_seconds,
                 seconds=saved.seconds,
@@ -317,11 +318,3 @@ def _to_device(local: LocalBatch, *, embeddings: np.ndarray | None, device: torc
 
 def _peak(device: torch.device) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-
-
-def _path(uri: str) -> Path:
-    if not uri.startswith("file://"):
-        raise ConfigError(
-            f"checkpoints at {uri} are not supported yet", hint="use a file:// URI; object stores come later"
-        )
-    return Path(uri.removeprefix("file://"))

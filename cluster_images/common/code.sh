@@ -4,7 +4,7 @@ set -euo pipefail
 code=/opt/gkr/code
 rm -rf /tmp/installed
 cp -a "$code" /tmp/source
-/opt/uv/bin/uv pip install --quiet --offline --no-cache --no-deps --no-build-isolation --link-mode copy \
+uv pip install --quiet --offline --no-cache --no-deps --no-build-isolation --link-mode copy \
   --python /opt/gkr/venv/bin/python --target /tmp/installed /tmp/source
 mv /tmp/installed/gkr-*.dist-info "$code/"
 mv /tmp/installed/bin "$code/bin"

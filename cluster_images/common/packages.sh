@@ -15,8 +15,7 @@ if [[ $lock == */uv.txt ]]; then
   /opt/uv/bin/python -m pip install --quiet --no-cache-dir --no-compile --require-hashes -r "$lock"
   exit 0
 fi
-uv=/opt/uv/bin/uv
-[[ -d /opt/gkr/venv ]] || "$uv" venv --quiet --python /usr/bin/python3 /opt/gkr/venv
-"$uv" pip install --python /opt/gkr/venv/bin/python --require-hashes --compile-bytecode -r "$lock"
+[[ -d /opt/gkr/venv ]] || uv venv --quiet --python /usr/bin/python3 /opt/gkr/venv
+uv pip install --python /opt/gkr/venv/bin/python --require-hashes --compile-bytecode -r "$lock"
 # The code lies outside the environment, so that a change of code is a layer of its own.
 echo /opt/gkr/code >"$(/opt/gkr/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/gkr.pth"

@@ -189,3 +189,13 @@ def _gpu_type(gpu: str, nodes: Sequence[Node]) -> GpuType:
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
     """`node-2` before `node-10`."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in text.replace("-", " - ").split())
+
+
+def gpu_token(label: str) -> str:
+    """Our word for the value of an accelerator label; the value itself if the catalogue does not have it."""
+    row = _BY_ACCELERATOR.get(label)
+    return row.gpu if row and row.gpu else label
+
+
+ACCELERATOR_LABELS = (_ACCELERATOR, *_OTHER_ACCELERATORS)
+"""Node labels that name a GPU type."""

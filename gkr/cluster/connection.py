@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gkr.cluster.errors import translate
-from gkr.cluster.kinds import instance, resource
+from gkr.cluster.kinds import KINDS, instance, resource
 from gkr.cluster.registry import ClusterEntry
 from spec.errors import NotFoundError
 
@@ -46,7 +46,7 @@ class Connection:
     def get(self, kind: str, name: str, *, namespace: str | None = None) -> dict[str, Any]:
         """The object; NotFoundError if there is none."""
         with self.translate(f"read {kind} {name}"):
-            return self.client.get(resource(kind), name, **self._place(kind, namespace))
+            return self._client.get(resource(kind), name, **self._place(kind, namespace))
 
     def find(self, kind: str, name: str, *, namespace: str | None = None) -> dict[str, Any] | None:
         """The object, or none."""
@@ -66,7 +66,7 @@ class Connection:
         """All objects of a kind in a namespace (`kinds.ALL`: in every one). A label without a value must exist."""
         with self.translate(f"list {kind} objects"):
             return list(
-                self.client.list(
+                self._client.list(
                     resource(kind),
                     chunk_size=_PAGE,
                     labels=dict(labels) if labels else None,
@@ -86,7 +86,7 @@ class Connection:
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Changes as (ADDED, MODIFIED, DELETED; object). It goes on for as long as the caller reads."""
         with self.translate(f"watch {kind} objects"):
-            yield from self.client.watch(
+            yield from self._client.watch(
                 resource(kind),
                 labels=dict(labels) if labels else None,
                 resource_version=resource_version,
@@ -97,7 +97,7 @@ class Connection:
     def apply(self, obj: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Server-side apply as field manager `gkr`; what others own of it is not taken from them."""
         with self.translate(f"create {label_of(obj)}"):
-            return self.client.apply(
+            return self._client.apply(
                 instance(dict(obj)),
                 obj["metadata"]["name"],
                 field_manager=FIELD_MANAGER,
@@ -109,7 +109,7 @@ class Connection:
         """Create it; ConflictError if it is there. Also for reviews, which have no name."""
         with self.translate(f"create {label_of(obj)}"):
             place = self._place(obj["kind"], obj.get("metadata", {}).get("namespace"))
-            return self.client.create(instance({"metadata": {}, **obj}), **place)
+            return self._client.create(instance({"metadata": {}, **obj}), **place)
 
     def patch(self, kind: str, name: str, change: Mapping[str, Any], *, namespace: str | None = None) -> dict[str, Any]:
         """A merge patch."""
@@ -117,7 +117,7 @@ class Connection:
 
         with self.translate(f"change {kind} {name}"):
             place = self._place(kind, namespace)
-            return self.client.patch(resource(kind), name, dict(change), patch_type=PatchType.MERGE, **place)
+            return self._client.patch(resource(kind), name, dict(change), patch_type=PatchType.MERGE, **place)
 
     def delete(self, kind: str, name: str, *, namespace: str | None = None, grace_seconds: int | None = None) -> bool:
         """Ask for its removal, and of what it owns in the background; false if it was gone already."""
@@ -125,7 +125,7 @@ class Connection:
 
         try:
             with self.translate(f"delete {kind} {name}"):
-                self.client.delete(
+                self._client.delete(
                     resource(kind),
                     name,
                     grace_period=grace_seconds,
@@ -136,13 +136,16 @@ class Connection:
             return False
         return True
 
+    @property
+    def _client(self) -> Any:
+        """lightkube types its generic resources only in part."""
+        return self.client
+
     def close(self) -> None:
         """Give its sockets back."""
         self.client.close()
 
     def _place(self, kind: str, namespace: str | None) -> dict[str, Any]:
-        from gkr.cluster.kinds import KINDS
-
         return {"namespace": namespace or self.namespace} if KINDS[kind].namespaced else {}
 
 

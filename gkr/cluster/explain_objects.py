@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Any
+
+from manifests.labels import EXPERIMENT, GROUP, ROLE, RUN
 
 Object = Mapping[str, Any]
 
 GPU = "nvidia.com/gpu"
-EXPERIMENT, RUN, LEARNER, ROLE, GROUP = "gkr/experiment", "gkr/run", "gkr/learner", "gkr/role", "gkr/group"
-"""Labels of everything that belongs to a run."""
-
-Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 _UNITS = {

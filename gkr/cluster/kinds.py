@@ -59,11 +59,12 @@ KINDS: dict[str, Kind] = {
 @cache
 def resource(kind: str) -> Any:
     """lightkube's class for a kind; not registered, so that the typed classes stay usable beside it."""
-    from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
+    from lightkube import generic_resource as generic
 
     place = KINDS[kind]
-    base = GenericNamespacedResource if place.namespaced else GenericGlobalResource
-    info = create_api_info(place.group, place.version, kind, place.plural)
+    base = generic.GenericNamespacedResource if place.namespaced else generic.GenericGlobalResource
+    made: Any = generic.create_api_info  # type: ignore[reportUnknownMemberType]
+    info = made(place.group, place.version, kind, place.plural)
     return type(kind, (base,), {"_api_info": info})
 
 

@@ -109,15 +109,18 @@ def _proxy(context: Context) -> str | None:
 
 
 def _run(context: Context, *, name: str) -> dict[str, Any]:
-    fields, folder, cluster = context.user["exec"], context.folder, context.cluster
+    fields: dict[str, Any] = context.user["exec"]
+    folder, cluster = context.folder, context.cluster
+    arguments: list[Any] = fields.get("args") or []
+    variables: list[dict[str, Any]] = fields.get("env") or []
     where, helper = f"cluster {name}", fields.get("command")
     info: dict[str, Any] = {"apiVersion": fields.get("apiVersion"), "kind": "ExecCredential"}
     info["spec"] = {"interactive": False, **({"cluster": cluster} if fields.get("provideClusterInfo") else {})}
     environment = {**os.environ, "KUBERNETES_EXEC_INFO": json.dumps(info)}
-    environment |= {str(one["name"]): str(one["value"]) for one in fields.get("env") or []}
+    environment |= {str(one["name"]): str(one["value"]) for one in variables}
     try:
         done = subprocess.run(
-            [_command(fields, folder), *(str(one) for one in fields.get("args") or [])],
+            [_command(fields, folder), *map(str, arguments)],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -91,7 +91,7 @@ def read_registry() -> Registry:
 
 
 def add_entry(entry: ClusterEntry, *, facts: ClusterFacts, replace: bool = False) -> Registry:
-    """Record a cluster and its facts. The first one becomes the default."""
+    """Record a cluster and its facts. The default stays: adding one must not change where files are launched."""
     registry = read_registry()
     present = registry.entries.get(entry.name)
     if present is not None and present != entry and not replace:
@@ -100,7 +100,7 @@ def add_entry(entry: ClusterEntry, *, facts: ClusterFacts, replace: bool = False
             hint="add --replace, or take another name",
         )
     _write_facts(entry.name, facts)
-    return _write(Registry({**registry.entries, entry.name: entry}, default=registry.default or entry.name))
+    return _write(Registry({**registry.entries, entry.name: entry}, default=registry.default))
 
 
 def use_entry(name: str) -> Registry:

@@ -15,10 +15,10 @@ _MARGIN_SECONDS = 90.0
 @click.option("--now", is_flag=True, help="Kill at once instead of letting processes finish what they write.")
 @output_option()
 def command(*, run: str | None, now: bool, output: str) -> None:
-    """End a run. Its checkpoints, logs and report stay."""
-    from gkr.local.launcher import cancel_run
+    """End a run and wait until nothing of it is alive. Its checkpoints, logs and report stay."""
+    from gkr.backend import backend_of, find_run
     from gkr.output import result, result_json, say
-    from gkr.runs import FINAL, find_run, read_state
+    from gkr.runs import FINAL, read_state
     from spec.plan import Plan
 
     found = find_run(run)
@@ -26,7 +26,7 @@ def command(*, run: str | None, now: bool, output: str) -> None:
     if before not in FINAL:
         say(f"ending run {found.name} of {found.experiment} ...")
     grace = Plan.read_json((found.path / "plan.json").read_bytes()).timeouts.grace
-    status = cancel_run(found, now=now, timeout_seconds=2 * grace + _MARGIN_SECONDS)
+    status = backend_of(found).cancel(found, now=now, timeout_seconds=2 * grace + _MARGIN_SECONDS)
     if output == "json":
         result_json({"run": found.name, "before": before, "status": status})
     elif before in FINAL:

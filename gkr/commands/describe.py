@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 def command(*, run: str | None, output: str) -> None:
     """Show one run: state, learners, sync, services, recoveries, files."""
     from gkr.attend import read_summary
+    from gkr.backend import find_run, refresh
     from gkr.output import result, result_json
-    from gkr.runs import find_run, read_state
+    from gkr.runs import read_state
     from gkr.watch.tail import EventTail
     from gkr.watch.view import fold, initial_view
     from spec.plan import Plan
 
     found = find_run(run)
+    refresh(found)
     state = read_state(found.path)
     plan = Plan.read_json((found.path / "plan.json").read_bytes())
     view = initial_view(plan)

@@ -12,12 +12,16 @@ from gkr.options import output_option, run_argument
 @click.option("--open", "show", is_flag=True, help="Open it in the browser.")
 @output_option()
 def command(*, run: str | None, show: bool, output: str) -> None:
-    """Build the report of a run, also of one that is still going, and print its path."""
-    from gkr.local.conclusion import conclude
+    """Build the report of a run, also of one that is still going, and print its path.
+
+    Of a run on clusters the logs and pictures are fetched as well.
+    """
+    from gkr.backend import find_run, refresh
+    from gkr.conclusion import conclude
     from gkr.output import result, result_json
-    from gkr.runs import find_run
 
     found = find_run(run)
+    refresh(found, everything=True)
     path = conclude(found.path)
     if output == "json":
         result_json({"run": found.name, "report": f"{path}"})

@@ -14,19 +14,16 @@ from gkr.options import output_option, run_argument
 def command(*, run: str | None, detach: bool, output: str) -> int:
     """Go on with a lost run (its supervisor was killed, the machine restarted) from its checkpoints."""
     from gkr.attend import attend
-    from gkr.local.environment import require_roles
-    from gkr.local.launcher import resume_run
+    from gkr.backend import backend_of, find_run
     from gkr.output import result, result_json
-    from gkr.runs import find_run
     from spec.errors import EXIT_OK
 
-    require_roles()
     found = find_run(run)
-    pid = resume_run(found)
+    backend_of(found).resume(found)
     if not detach:
         return attend(found, output=output)
     if output == "json":
-        result_json({"run": found.name, "path": f"{found.path}", "supervisor": pid})
+        result_json({"run": found.name, "path": f"{found.path}"})
     else:
         result(found.name)
     return EXIT_OK

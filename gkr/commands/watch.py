@@ -13,6 +13,6 @@ from gkr.options import output_option, run_argument
 def command(*, run: str | None, output: str) -> int:
     """Watch a run until it ends; Ctrl-C only stops watching. The exit code is the run's fate."""
     from gkr.attend import attend
-    from gkr.runs import find_run
+    from gkr.backend import find_run
 
     return attend(find_run(run), output=output)

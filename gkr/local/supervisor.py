@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
     (given,) = sys.argv[1:] if arguments is None else arguments
     folder = Path(given).resolve()
     plan = Plan.read_json((folder / "plan.json").read_bytes())
-    from gkr.local.conclusion import conclude
+    from gkr.conclusion import conclude
 
     limits = Limits(grace_seconds=plan.timeouts.grace, run_seconds=plan.timeouts.run, restarts=plan.retry.max)
     return Supervisor(folder, plan=plan, commands=ProductCommands(folder), finish=conclude, limits=limits).run()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 from typing import TextIO
 
-from gkr.runs import FINAL, Run, RunState, read_state, supervisor_pid
+from gkr.backend import backend_of
+from gkr.runs import FINAL, Run, RunState, read_state
 from gkr.watch.lines import LineWriter
 from gkr.watch.tail import EventTail
 from gkr.watch.view import View, initial_view
@@ -33,26 +34,30 @@ def follow(run: Run, *, stream: TextIO, live: bool | None = None) -> RunState:
     return read_state(run.path)
 
 
-def events_until_end(folder: Path) -> Iterator[list[Event]]:
-    """Batches of new events (an empty one at each look), ending when the supervisor is gone."""
-    tail = EventTail(folder)
+def events_until_end(run: Run) -> Iterator[list[Event]]:
+    """Batches of new events (an empty one at each look), ending when nothing more will come.
+
+    That is when the supervisor is gone, or when the objects in the clusters have ended.
+    """
+    tail = EventTail(run.path)
     give_up: float | None = None
-    while True:
-        alive = supervisor_pid(folder) is not None  # asked before reading: what it wrote before it went is read below
-        events = tail.read()
-        yield events
-        if not alive:
-            return
-        if any(isinstance(event, RunStatus) and event.status in FINAL for event in events):
-            give_up = time.monotonic() + _CONCLUDE_SECONDS
-        if give_up is not None and time.monotonic() > give_up:
-            return
-        time.sleep(_POLL_SECONDS)
+    with closing(backend_of(run).attach(run)) as attachment:
+        while True:
+            more = attachment.refresh()  # asked before reading: what was written before the end is read below
+            events = tail.read()
+            yield events
+            if not more:
+                return
+            if any(isinstance(event, RunStatus) and event.status in FINAL for event in events):
+                give_up = time.monotonic() + _CONCLUDE_SECONDS
+            if give_up is not None and time.monotonic() > give_up:
+                return
+            time.sleep(attachment.poll_seconds)
 
 
 def _follow_lines(run: Run, view: View, stream: TextIO) -> None:
     writer = LineWriter(view)
-    for events in events_until_end(run.path):
+    for events in events_until_end(run):
         for event in events:
             for line in writer.feed(event):
                 print(line, file=stream, flush=True)
@@ -68,7 +73,7 @@ def _follow_live(run: Run, view: View, stream: TextIO) -> None:
     console = Console(file=stream)
     ascii_only = not (console.encoding or "").lower().startswith("utf")
     with Live(console=console, refresh_per_second=5, transient=False, auto_refresh=False) as live:
-        for events in events_until_end(run.path):
+        for events in events_until_end(run):
             for event in events:
                 view = fold(view, event)
             live.update(frame(view, now=time.time(), ascii_only=ascii_only), refresh=True)

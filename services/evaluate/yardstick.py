@@ -24,6 +24,7 @@ from services.evaluate.reference import Images, balanced_choice, halves, load_sp
 from services.wire.messages import ScoreReply
 from spec.errors import RefusedError
 from spec.shards import Manifest, open_manifest
+from storage.datasets import local_manifest
 
 log = logging.getLogger("evaluate")
 
@@ -91,9 +92,10 @@ class Yardstick:
 
 def make_yardstick(uri: str, *, cache_dir: Path) -> Yardstick:
     """Read the dataset at `uri`, then load its classifier from the cache or train it."""
-    manifest = open_manifest(uri)
-    train = load_split(uri, manifest=manifest, split="train")
-    held_out = load_split(uri, manifest=manifest, split="test")
+    local = local_manifest(uri, cache=cache_dir / "data")
+    manifest = open_manifest(local)
+    train = load_split(local, manifest=manifest, split="train")
+    held_out = load_split(local, manifest=manifest, split="test")
     half_a, half_b = halves(held_out.labels)
     if len(half_a) < SMALLEST_SET:
         raise RefusedError(

@@ -1,7 +1,7 @@
 """`python -m services.prepare --source sklearn-digits --manifest file:///path/manifest.json`
 
-Makes the dataset unless it is there, and prints its digest. Progress goes to stderr. Safe to start any number of
-times at once.
+Makes the dataset, in a folder or in a bucket, unless it is there, and prints its digest. Progress goes to stderr. Safe
+to start any number of times at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from services.prepare import digits
-from services.prepare.store import Content, exclusive, find, write
+from services.prepare import digits, objects
+from services.prepare.packing import Content, Packed, pack
+from services.prepare.store import exclusive, find, write
 from spec.errors import ConfigError, GkrError
 from spec.events import Prepared, write_event
 from spec.shards import Manifest, path_of
+from storage import file_path, split_uri
 
 SOURCES = ("sklearn-digits",)
 
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m services.prepare", description="Make a dataset unless it is there."
     )
     parser.add_argument("--source", required=True, help=f"what to make it from: {', '.join(SOURCES)}")
-    parser.add_argument("--manifest", required=True, help="file: URI of the manifest; shards go beside it")
+    parser.add_argument("--manifest", required=True, help="URI of the manifest; shards go beside it")
     parser.add_argument("--shard-samples", type=int, default=256, help="samples per shard (default 256)")
     parser.add_argument("--lock-timeout", type=float, default=120, help="seconds to wait for another preparer")
     parser.add_argument("--events", help="file to append a `prepared` event to")
@@ -60,15 +62,29 @@ def prepare(uri: str, *, source: str, shard_samples: int, lock_timeout_seconds: 
     if shard_samples < 1:
         raise ConfigError(f"--shard-samples is {shard_samples}", hint="a shard holds at least 1 sample; 256 is usual")
     content = Content("digits", source, f"{digits.RECIPE}; {shard_samples} per shard", digits.SHAPE, digits.LABELS)
-    with exclusive(path_of(uri).parent, timeout_seconds=lock_timeout_seconds):
+    if file_path(uri) is None:
+        return _prepare_objects(uri, content=content, shard_samples=shard_samples)
+    folder = path_of(uri).parent
+    with exclusive(folder, timeout_seconds=lock_timeout_seconds):
         found = find(uri, content=content)
         if found is not None:
             return found, True
-        _say(f"reading {source}")
-        samples = digits.load()
-        _say(f"writing {len(samples.train)} training and {len(samples.test)} held-out samples to {path_of(uri).parent}")
-        made = write(uri, content=content, train=samples.train, test=samples.test, shard_samples=shard_samples)
-        return made, False
+        return write(uri, packed=_pack(content, shard_samples=shard_samples, place=str(folder))), False
+
+
+def _prepare_objects(uri: str, *, content: Content, shard_samples: int) -> tuple[Manifest, bool]:
+    found = objects.find(uri, content=content)
+    if found is not None:
+        return found, True
+    packed = _pack(content, shard_samples=shard_samples, place=split_uri(uri)[0])
+    return objects.write(uri, content=content, packed=packed)
+
+
+def _pack(content: Content, *, shard_samples: int, place: str) -> Packed:
+    _say(f"reading {content.source}")
+    samples = digits.load()
+    _say(f"writing {len(samples.train)} training and {len(samples.test)} held-out samples to {place}")
+    return pack(content, train=samples.train, test=samples.test, shard_samples=shard_samples)
 
 
 def _tell(events: str, *, learner: str, uri: str, samples: int, seconds: float, reused: bool) -> None:

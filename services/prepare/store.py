@@ -1,4 +1,4 @@
-"""Puts a dataset in its place, whole or not at all.
+"""Puts a dataset in a folder, whole or not at all.
 
 Shards are written into a temporary folder beside their place, made durable, and renamed to a name that is their
 content's; the manifest is renamed last, and only a manifest makes a dataset. A killed preparer leaves at most files
@@ -11,42 +11,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import shutil
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator
 from pathlib import Path
 
-from spec.errors import DataError, GkrError, RefusedError
-from spec.shards import (
-    Manifest,
-    Sample,
-    Shape,
-    Shard,
-    Split,
-    Splits,
-    open_manifest,
-    pack_shard,
-    path_of,
-    read_shard,
-    seal,
-)
+from services.prepare.packing import Content, Packed, refuse_other
+from spec.errors import DataError, GkrError
+from spec.shards import Manifest, open_manifest, path_of, read_shard
 
 _POLL_SECONDS = 0.05
 _TEMPORARY = ".prepare-"
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a manifest says besides its shards."""
-
-    name: str
-    source: str
-    recipe: str
-    shape: Shape
-    labels: Sequence[str]
 
 
 @contextlib.contextmanager
@@ -76,22 +52,13 @@ def find(uri: str, *, content: Content) -> Manifest | None:
     if not path_of(uri).exists():
         return None
     manifest = open_manifest(uri)
-    if (manifest.source, manifest.recipe) != (content.source, content.recipe):
-        raise RefusedError(
-            f"another dataset is there: {manifest.source!r} by {manifest.recipe!r}",
-            where=str(path_of(uri)),
-            hint="name another --manifest, or remove that folder if nothing trains on it",
-        )
-    splits: tuple[Split, ...] = ("train", "test")
-    for split in splits:
-        for shard in manifest.shards(split):
-            read_shard(shard, uri=uri, manifest=manifest)
+    refuse_other(manifest, content=content, where=str(path_of(uri)))
+    for shard in [*manifest.splits.train, *manifest.splits.test]:
+        read_shard(shard, uri=uri, manifest=manifest)
     return manifest
 
 
-def write(
-    uri: str, *, content: Content, train: Sequence[Sample], test: Sequence[Sample], shard_samples: int
-) -> Manifest:
+def write(uri: str, *, packed: Packed) -> Manifest:
     """Write a dataset. The caller holds the folder's lock."""
     path = path_of(uri)
     with _explained(path.parent):
@@ -99,66 +66,16 @@ def write(
         temporary = path.parent / f"{_TEMPORARY}{os.getpid()}"
         temporary.mkdir()
         try:
-            packed = {
-                "train": _pack(train, name="train", shape=content.shape, size=shard_samples),
-                "test": _pack(test, name="test", shape=content.shape, size=shard_samples),
-            }
-            folder = f"shards-{_digest(packed)}"
-            shards = {split: _write_shards(files, temporary, folder=folder) for split, files in packed.items()}
-            manifest = _manifest(content, train=shards["train"], test=shards["test"])
+            for file in packed.files:
+                _write_durable(temporary / file.name, file.data)
             _sync_folder(temporary)
-            shutil.rmtree(path.parent / folder, ignore_errors=True)  # of a preparer that was killed before its manifest
-            temporary.rename(path.parent / folder)
-            _commit(path, manifest)
+            folder = path.parent / packed.folder
+            shutil.rmtree(folder, ignore_errors=True)  # of a preparer that was killed before its manifest
+            temporary.rename(folder)
+            _commit(path, packed.manifest)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    return manifest
-
-
-@dataclass(frozen=True)
-class _File:
-    name: str
-    samples: int
-    data: bytes
-    sha256: str
-
-
-def _pack(samples: Sequence[Sample], *, name: str, shape: Shape, size: int) -> list[_File]:
-    files: list[_File] = []
-    for start in range(0, len(samples), size):
-        part = samples[start : start + size]
-        data = pack_shard(part, shape=shape)
-        files.append(_File(f"{name}-{start // size:05d}.shard", len(part), data, hashlib.sha256(data).hexdigest()))
-    return files
-
-
-def _digest(packed: dict[str, list[_File]]) -> str:
-    text = "".join(file.sha256 for files in packed.values() for file in files)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _write_shards(files: Sequence[_File], temporary: Path, *, folder: str) -> list[Shard]:
-    for file in files:
-        _write_durable(temporary / file.name, file.data)
-    return [
-        Shard(path=f"{folder}/{file.name}", samples=file.samples, bytes=len(file.data), sha256=file.sha256)
-        for file in files
-    ]
-
-
-def _manifest(content: Content, *, train: list[Shard], test: list[Shard]) -> Manifest:
-    return seal(
-        Manifest(
-            name=content.name,
-            source=content.source,
-            recipe=content.recipe,
-            image_height=content.shape.height,
-            image_width=content.shape.width,
-            image_channels=content.shape.channels,
-            labels=list(content.labels),
-            splits=Splits(train=train, test=test),
-        )
-    )
+    return packed.manifest
 
 
 def _commit(path: Path, manifest: Manifest) -> None:

@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus", type=int, metavar="N", help="GPUs that the real node pretends to have")
     up.add_argument("--regions", type=int, choices=range(1, MOST_REGIONS + 1), help="clusters")
     up.add_argument(
-        "--link-rate", default=network.LINK_RATE, metavar="RATE", help="between two regions, as tc takes it"
+        "--link-rate", default=network.LINK_RATE, metavar="RATE", help="between two regions: 100mbit"
     )
     up.add_argument("--bare", action="store_true", help="only control plane and node")
     down = commands.add_parser("down", help="end it; images and certificates stay")

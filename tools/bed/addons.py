@@ -64,7 +64,7 @@ class RealNode:
 
     @property
     def memory_for_experiments(self) -> int:
-        return self.memory - SYSTEM_MEMORY
+        return (self.memory - SYSTEM_MEMORY) // 2**20 * 2**20
 
 
 def install(bed: Bed, *, wanted: Wanted, say: Say) -> None:

@@ -21,6 +21,7 @@ from tools.bed.run import execute
 
 DAYS = 3650
 DEADLINE_SECONDS = 30.0
+STAMP = "made-from"
 
 
 @dataclass(frozen=True)
@@ -55,27 +56,38 @@ def certificates(bed: Bed) -> list[Certificate]:
 
 def provide(bed: Bed) -> None:
     """Make all of them, unless those that are there were made from the same description."""
-    wanted = certificates(bed)
-    digest = hashlib.sha256(json.dumps([bed.server, *map(astuple, wanted)]).encode()).hexdigest()
-    stamp = bed.pki / "made-from"
-    if stamp.is_file() and stamp.read_text() == digest:
+    if current(bed):
         return
+    wanted = certificates(bed)
     scratch = bed.pki.with_name("pki.new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True, mode=0o700)
     _authority(scratch)
     with ThreadPoolExecutor(max_workers=4) as pool:
-        list(pool.map(lambda one: _make(scratch, one), wanted))
+        for task in [pool.submit(_make, scratch, one) for one in wanted]:
+            task.result()
     key = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    execute([*key, "-out", f"{scratch / 'service-accounts.key'}"], deadline_seconds=DEADLINE_SECONDS)
+    private, public = f"{scratch / 'service-accounts.key'}", f"{scratch / 'service-accounts.pub'}"
+    execute([*key, "-out", private], deadline_seconds=DEADLINE_SECONDS)
+    execute(["openssl", "pkey", "-in", private, "-pubout", "-out", public], deadline_seconds=DEADLINE_SECONDS)
     for one in wanted:
         if one.kubeconfig:
             _write(scratch / f"{one.name}.kubeconfig", kubeconfig(bed, one, folder=scratch))
-    (scratch / stamp.name).write_text(digest)
+    (scratch / STAMP).write_text(_digest(bed))
+    bed.kubeconfig.unlink(missing_ok=True)
     shutil.rmtree(bed.pki, ignore_errors=True)
     scratch.rename(bed.pki)
-    shutil.copyfile(bed.pki / "admin.kubeconfig", bed.kubeconfig)
-    bed.kubeconfig.chmod(0o600)
+    _write(bed.kubeconfig, (bed.pki / "admin.kubeconfig").read_text())
+
+
+def current(bed: Bed) -> bool:
+    """Whether those that are there were made from the same description."""
+    stamp = bed.pki / STAMP
+    return stamp.is_file() and bed.kubeconfig.is_file() and stamp.read_text() == _digest(bed)
+
+
+def _digest(bed: Bed) -> str:
+    return hashlib.sha256(json.dumps([bed.server, *map(astuple, certificates(bed))]).encode()).hexdigest()
 
 
 def kubeconfig(bed: Bed, certificate: Certificate, *, folder: Path) -> str:

@@ -39,7 +39,7 @@ def apiserver(bed: Bed) -> Component:
         f"--kubelet-certificate-authority={pki / 'ca.crt'}",
         "--kubelet-preferred-address-types=InternalIP",
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-        f"--service-account-key-file={pki / 'service-accounts.key'}",
+        f"--service-account-key-file={pki / 'service-accounts.pub'}",
         f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
         "--authorization-mode=Node,RBAC", "--allow-privileged=true", "--profiling=false",
         # Aggregated APIs (Kueue's visibility) check these; kube-proxy runs on the node, so the Service's address works.

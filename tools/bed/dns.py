@@ -12,7 +12,7 @@ NAMESPACE = "kube-system"
 NAME = "coredns"
 LABELS = {"k8s-app": "kube-dns"}
 COREFILE = """\
-.:53 {
+cluster.local:53 in-addr.arpa:53 {
     errors
     health
     ready
@@ -20,12 +20,15 @@ COREFILE = """\
         pods insecure
         ttl 5
     }
+    reload
+}
+.:53 {
     template ANY ANY {
         rcode NXDOMAIN
     }
-    reload
 }
 """
+"""In two blocks, because `template` answers before `kubernetes` where both are in one."""
 
 
 def objects(image: str, *, address: str) -> list[dict[str, Any]]:

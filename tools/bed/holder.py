@@ -9,6 +9,7 @@ holder is the first process of the network namespace with our name.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from gkr.runs import process_birth
 from spec.errors import UnreachableError
+from tools.bed import groups
 from tools.bed.layout import Bed
 
 OWNER = "GKR_BED_FOLDER"
@@ -59,8 +61,15 @@ def hold(bed: Bed) -> Process:
     for folder in RUNTIME_FOLDERS:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (bed.data / Path(folder).name).mkdir(parents=True, exist_ok=True)
-    enter = ["nsenter", f"--net=/run/netns/{bed.netns}", "--", "unshare", "--mount", "--propagation=slave"]
-    command = [*enter, "--pid", "--kill-child", "--mount-proc", "--", "/bin/sh", "-c", _HOLD, "sh", f"{bed.data}"]
+    tops = groups.create(bed)
+    script = _HOLD.replace("@groups", "\n".join(_mounts()))
+    unshare = ["unshare", "--cgroup", "--mount", "--propagation=slave", "--pid", "--kill-child", "--mount-proc", "--"]
+    command = [
+        "nsenter", f"--net=/run/netns/{bed.netns}", "--",
+        # A control group namespace has as its root the group in which it was made.
+        "/bin/sh", "-ec", 'for group in $1; do echo $$ > "$group/cgroup.procs"; done; shift; exec "$@"', "sh",
+        " ".join(map(str, tops)), *unshare, "/bin/sh", "-ec", script, "sh", f"{bed.data}",
+    ]  # fmt: skip
     environment = {**clean_environment(), OWNER: f"{bed.folder}"}
     log = bed.log("holder")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +81,7 @@ def hold(bed: Bed) -> Process:
     while time.monotonic() < deadline and parent.poll() is None:
         found = holder(bed)
         if found is not None and Path(f"/proc/{found.pid}/root/run/gkr-bed").exists():
+            groups.join(bed, [parent.pid, found.pid])
             return found
         time.sleep(POLL_SECONDS)
     raise UnreachableError(f"the namespaces of {bed.name} cannot be opened{log_end(bed, 'holder')}")
@@ -80,8 +90,8 @@ def hold(bed: Bed) -> Process:
 # Process 1: mounts of its own, then nothing but reaping orphans. `--make-rshared` lets kubelet and containerd see each
 # other's mounts; nothing goes back to the host, which is what `--propagation=slave` above says.
 _HOLD = """
-set -e
 data=$1
+@groups
 mount --make-rshared /
 mount -t tmpfs -o mode=0755 tmpfs /run
 mount -t tmpfs -o mode=0755 tmpfs /var/log
@@ -92,6 +102,13 @@ mkdir -p /run/containerd /run/netns /run/lock
 trap : TERM INT HUP
 while :; do sleep 2147483 & wait $!; done
 """
+
+
+def _mounts() -> list[str]:
+    """Shell lines that mount every tree of control groups anew, with the bed's group as its root; innermost first."""
+    every = groups.hierarchies()
+    gone = [f"umount {shlex.quote(str(one.path))}" for one in reversed(every)]
+    return [*gone, *(shlex.join(one.mount) for one in every)]
 
 
 def release(bed: Bed) -> None:
@@ -107,11 +124,23 @@ def release(bed: Bed) -> None:
             # What an `up` that was killed had started in the network namespace before there was a process 1.
             send(process, signal.SIGKILL)
         time.sleep(POLL_SECONDS)
+
+
+def remove_mount_points() -> None:
+    """Only when no bed is up: removing a folder here unmounts what lies on it in every other mount namespace.
+
+    `ip netns` leaves its folder mounted on itself; it goes when it is empty, and `ip netns` makes it again.
+    """
+    if any(Path("/run/netns").glob("gkr-bed-*")):
+        return
     for folder in RUNTIME_FOLDERS:
         try:
             Path(folder).rmdir()
         except OSError:
             continue  # in use by others, or never made
+    names = Path("/run/netns")
+    if names.is_mount() and not any(names.iterdir()):
+        subprocess.run(["umount", f"{names}"], capture_output=True, check=False, timeout=10)
 
 
 def members(bed: Bed) -> list[tuple[Process, list[int]]]:

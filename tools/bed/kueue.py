@@ -1,8 +1,9 @@
 """Kueue's operator, and the queue `research` with what it may hand out.
 
 One resource group covers CPU, memory and GPUs, because a pod set that asks for topology needs one flavor that has a
-topology for all it asks. The first flavor is the real node without GPUs, so heads and services land there; GPU flavors
-carry their nodes' taint, so nothing that does not tolerate it is ever put on them.
+topology for all it asks. GPU flavors come first and carry their nodes' taint, so heads and services pass them by and
+land on the real node. The other order would hide why a job waits: a head that fits the first flavor makes Kueue try
+the rest for it in the next round, and what is then reported is that no GPU flavor suits a head.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def queues(
     `selector`: labels of namespaces that may use the queue.
     """
     machines = [machine(name) for name in nodes]
-    quotas = [("cpu", {**dict.fromkeys(RESOURCES, "0"), **real})]
-    quotas += [(one.name, _quota(one, nodes[one.name])) for one in machines]
+    quotas = [(one.name, _quota(one, nodes[one.name])) for one in machines if one.gpus]
+    quotas += [("cpu", {**dict.fromkeys(RESOURCES, "0"), **real})]
+    quotas += [(one.name, _quota(one, nodes[one.name])) for one in machines if not one.gpus]
     return [
         {
             "apiVersion": API,

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spec.errors import ConfigError
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAUSE_IMAGE = "localhost/gkr/pause:1"
 """What containerd starts for every pod; built and imported with the other system images."""
@@ -28,6 +30,7 @@ class Bed:
     """One region's cluster."""
 
     index: int
+    """Of the machine: names of devices and addresses derive from it."""
     folder: Path
     """All its state; see the properties."""
 
@@ -69,7 +72,7 @@ class Bed:
     @property
     def link_address(self) -> str:
         """Its end of the link to the other region."""
-        return f"10.202.0.{self.index + 1}"
+        return f"10.202.{self.index // 2}.{self.index % 2 + 1}"
 
     @property
     def pod_gateway(self) -> str:
@@ -159,11 +162,20 @@ def state_root() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gkr" / "bed"
 
 
-def bed(index: int, *, root: Path | None = None) -> Bed:
-    """The bed of a region."""
+def first_index() -> int:
+    """GKR_BED_FIRST, so that beds of two state folders can be up at once; even, since two regions share a link."""
+    text = os.environ.get("GKR_BED_FIRST") or "0"
+    if text not in {"0", "2", "4", "6"}:
+        raise ConfigError(f'"{text}" is not the index of a first region', where="GKR_BED_FIRST", hint="0, 2, 4 or 6")
+    return int(text)
+
+
+def bed(region: int, *, root: Path | None = None) -> Bed:
+    """The bed of a region, counted from 0."""
+    index = first_index() + region
     return Bed(index=index, folder=(root or state_root()) / str(index))
 
 
 def beds(count: int, *, root: Path | None = None) -> list[Bed]:
     """The first `count` beds."""
-    return [bed(index, root=root) for index in range(count)]
+    return [bed(region, root=root) for region in range(count)]

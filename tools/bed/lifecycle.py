@@ -1,7 +1,7 @@
 """Up, down and what is there.
 
-`up` may be called at any time: it takes over what runs as it should, mends what does not, and cleans up after a call that
-was killed. Two calls wait for each other. `down` leaves nothing but images and certificates.
+`up` may be called at any time: it takes over what runs as it should, mends what does not, and cleans up after a call
+that was killed. Two calls wait for each other. `down` leaves nothing but images and certificates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from spec.errors import GkrError, RefusedError, UnreachableError
-from tools.bed import certificates, control_plane, network, node, requirements
-from tools.bed.holder import POLL_SECONDS, hold, holder, owner, release
+from tools.bed import certificates, control_plane, groups, network, node, requirements
+from tools.bed.holder import POLL_SECONDS, hold, holder, log_end, owner, release, remove_mount_points
 from tools.bed.layout import MOST_REGIONS, Bed, Wanted, beds, state_root
 from tools.bed.processes import Component, ensure, running, start, stop, wait_ready
 from tools.bed.run import ctr, kubectl
@@ -65,12 +65,12 @@ def up(wanted: Wanted, *, say: Say, rate: str = network.LINK_RATE, bare: bool = 
 
 def raise_core(bed: Bed, *, say: Say) -> None:
     """Control plane and node. Returns when the node is Ready."""
-    fresh = holder(bed) is None
+    fresh = holder(bed) is None or not certificates.current(bed)
     if fresh:
         remove(bed)
         bed.data.mkdir(parents=True, exist_ok=True)
-    network.create(bed)
     certificates.provide(bed)
+    network.create(bed)
     node.write_settings(bed)
     bed.pod_logs.mkdir(parents=True, exist_ok=True)
     hold(bed)
@@ -82,14 +82,12 @@ def raise_core(bed: Bed, *, say: Say) -> None:
         ensure(bed, control_plane.apiserver(bed))
         say("API server ready")
         runtime.result()
-        _all_ready(bed, [*_core(bed)])
-    _await_node(bed)
+        _all_ready(bed, [node.kubelet(bed), control_plane.controller_manager(bed), control_plane.scheduler(bed)])
+    # kube-proxy reads the node's address once, and ends itself when it changes, also from none to the first.
+    _await_node(bed, path='{.status.addresses[?(@.type=="InternalIP")].address}', value=bed.address)
+    _all_ready(bed, [node.kube_proxy(bed)])
+    _await_node(bed, path='{.status.conditions[?(@.type=="Ready")].status}', value="True")
     say("node Ready")
-
-
-def _core(bed: Bed) -> list[Component]:
-    control = [control_plane.controller_manager(bed), control_plane.scheduler(bed)]
-    return [node.kubelet(bed), *control, node.kube_proxy(bed)]
 
 
 def _runtime(bed: Bed) -> None:
@@ -115,19 +113,22 @@ def _all_ready(bed: Bed, components: Sequence[Component]) -> None:
         wait_ready(bed, component, process)
 
 
-def _await_node(bed: Bed) -> None:
+def _await_node(bed: Bed, *, path: str, value: str) -> None:
+    """Wait until the API server says so of the node."""
     deadline = time.monotonic() + NODE_SECONDS
-    condition = '{.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].message}'
-    said = "it has not registered"
+    said = "nothing"
     while time.monotonic() < deadline:
         try:
-            said = kubectl(bed, "get", "node", bed.node, f"-o=jsonpath={condition}", deadline_seconds=10)
+            said = kubectl(bed, "get", "node", bed.node, f"-o=jsonpath={path}", deadline_seconds=10)
         except GkrError as error:
             said = error.message
-        if said.startswith("True"):
+        if said == value:
             return
         time.sleep(POLL_SECONDS)
-    raise UnreachableError(f"node {bed.node} is not Ready after {NODE_SECONDS:g} s: {said}; see {bed.log('kubelet')}")
+    raise UnreachableError(
+        f"node {bed.node} of {bed.name} is not Ready after {NODE_SECONDS:g} s: {path} says {said}, not {value}"
+        f"{log_end(bed, 'kubelet')}"
+    )
 
 
 def down(*, say: Say, purge: bool = False) -> None:
@@ -139,6 +140,7 @@ def down(*, say: Say, purge: bool = False) -> None:
         for bed in every:
             _check_owner(bed)
         _for_all(every, remove)
+        remove_mount_points()
         if purge:
             shutil.rmtree(state_root(), ignore_errors=True)
     say(f"down in {time.monotonic() - started:.1f} s")
@@ -148,30 +150,9 @@ def remove(bed: Bed) -> None:
     """Whatever there is of a bed, also of one whose `up` was killed: processes, devices, namespaces, groups, data."""
     release(bed)
     network.remove(bed)
-    _remove_groups(bed)
+    groups.remove(bed)
     shutil.rmtree(bed.data, ignore_errors=True)
     shutil.rmtree(bed.pod_logs, ignore_errors=True)
-
-
-def _remove_groups(bed: Bed) -> None:
-    """Control groups stay when their processes are killed; the kernel lets go of one a moment after its last process."""
-    root = Path("/sys/fs/cgroup")
-    name = node.cgroup(bed).removeprefix("/")
-    deadline = time.monotonic() + 5
-    while tops := [path for path in (root / name, *root.glob(f"*/{name}")) if path.is_dir()]:
-        for top in tops:
-            folders = [top, *(path for path in top.rglob("*") if path.is_dir())]
-            for folder in sorted(folders, reverse=True):
-                _try_rmdir(folder)
-        if time.monotonic() > deadline:
-            raise UnreachableError(f"the control group {tops[0]} cannot be removed", hint="a process in it still runs")
-
-
-def _try_rmdir(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        time.sleep(POLL_SECONDS)  # busy for a moment; the caller looks again
 
 
 def _check_owner(bed: Bed) -> None:
@@ -179,7 +160,7 @@ def _check_owner(bed: Bed) -> None:
     if found is not None and found != bed.folder:
         raise RefusedError(
             f"a cluster of another state folder runs on this machine: {found.parent}",
-            hint=f"GKR_BED={found.parent} make cluster-down",
+            hint=f"GKR_BED={found.parent} make cluster-down, or GKR_BED_FIRST=4 to have another beside it",
         )
 
 
@@ -235,7 +216,7 @@ def remembered() -> Wanted:
 
 
 @contextmanager
-def locked(say: Say) -> Iterator[None]:
+def locked(say: Say) -> Generator[None]:
     """One change at a time."""
     LOCK.parent.mkdir(parents=True, exist_ok=True)
     with LOCK.open("w") as file:

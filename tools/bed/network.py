@@ -49,9 +49,11 @@ SETTINGS = {
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv6/conf/default/disable_ipv6": "1",
     "net/ipv4/ip_forward": "1",
+    "net/ipv4/icmp_ratelimit": "0",
     "net/bridge/bridge-nf-call-iptables": "1",
 }
-"""Of the namespace. Without IPv6 there is no link-local address through which the host's end could be reached."""
+"""Of the namespace. Without IPv6 there is no link-local address through which the host's end could be reached; without
+the limit every attempt to leave is refused at once, also the second one within a second."""
 
 
 def inner_lines(bed: Bed) -> list[str]:

@@ -16,24 +16,26 @@ PLUGINS = "/usr/lib/cni"
 RUNTIME = "containerd.toml"
 
 
-def cgroup(bed: Bed) -> str:
-    """The group under which the bed's containers get theirs."""
-    return f"/{bed.netns}"
-
-
 def write_settings(bed: Bed) -> None:
     """All configuration files."""
     plugins = bed.settings / "cni"
     plugins.mkdir(parents=True, exist_ok=True)
-    (bed.settings / "resolv.conf").write_text("")
-    (bed.settings / RUNTIME).write_text(containerd_settings(bed))
+    _write(bed, "resolv.conf", "")
+    _write(bed, RUNTIME, containerd_settings(bed))
     _write_json(bed, "kubelet.json", kubelet_settings(bed))
     _write_json(bed, "kube-proxy.json", proxy_settings(bed))
     _write_json(bed, "cni/10-bed.conflist", network_settings(bed))
 
 
 def _write_json(bed: Bed, name: str, document: dict[str, Any]) -> None:
-    (bed.settings / name).write_text(json.dumps(document, indent=2) + "\n")
+    _write(bed, name, json.dumps(document, indent=2) + "\n")
+
+
+def _write(bed: Bed, name: str, text: str) -> None:
+    """Only what changes: kube-proxy ends itself when its file is written, also with the same content."""
+    path = bed.settings / name
+    if not path.is_file() or path.read_text() != text:
+        path.write_text(text)
 
 
 def containerd_settings(bed: Bed) -> str:
@@ -98,7 +100,6 @@ def kubelet_settings(bed: Bed) -> dict[str, Any]:
         "failSwapOn": False,
         "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": cgroup(bed),
         "cgroupsPerQOS": False,
         "enforceNodeAllocatable": [],
         # With false the eviction manager finds no file system and fails every ten seconds.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spec.errors import UnreachableError
+from tools.bed import groups
 from tools.bed.holder import POLL_SECONDS, Process, clean_environment, environment_of, log_end, members, send
 from tools.bed.layout import Bed
 from tools.bed.run import CommandError, enter, inside
@@ -73,7 +74,8 @@ def start(bed: Bed, component: Component) -> Process:
         stop(found.process)
     log = bed.log(component.name)
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))  # why it ended may stand there
     # The shell is a child of nsenter inside; it leaves the component behind, which process 1 of the bed inherits.
     script = 'log=$1; shift; setsid "$@" >>"$log" 2>&1 </dev/null & echo $!'
     command = [*enter(bed), "/bin/sh", "-c", script, "sh", f"{log}", *component.command]
@@ -83,7 +85,9 @@ def start(bed: Bed, component: Component) -> Process:
     )
     if done.returncode:
         raise UnreachableError(f"{component.name} cannot be started: {done.stderr.strip()}")
-    return _await_start(bed, component, inner=int(done.stdout))
+    process = _await_start(bed, component, inner=int(done.stdout))
+    groups.join(bed, [process.pid])
+    return process
 
 
 def _await_start(bed: Bed, component: Component, *, inner: int) -> Process:

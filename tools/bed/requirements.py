@@ -30,6 +30,8 @@ PACKAGES: dict[str, str] = {
 }
 """Program -> Debian package. `wget` and `buildah` serve pods: probes of Ray's pods, images."""
 APT_SECONDS = 600.0
+SYSTEM_PATH = ":/usr/sbin:/sbin"
+"""Where a person's PATH may not look and programs for root lie."""
 WAYS_OUT = "use any other cluster instead: `kind create cluster`, or KUBECONFIG=/path of one that you have"
 
 
@@ -46,7 +48,7 @@ def check(*, platform: str = sys.platform, user: int | None = None) -> None:
 
 def missing_packages(programs: Iterable[str] = PACKAGES) -> list[str]:
     """Debian packages of programs that are not on this machine."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    path = f"{os.environ.get('PATH', '')}{SYSTEM_PATH}"
     return sorted({PACKAGES[program] for program in programs if shutil.which(program, path=path) is None})
 
 

@@ -59,7 +59,7 @@ def enter(bed: Bed) -> list[str]:
     found = holder(bed)
     if found is None:
         raise UnreachableError(f"{bed.name} is not up", hint="make cluster")
-    return ["nsenter", f"--target={found.pid}", "--net", "--mount", "--pid", "--wd=/", "--"]
+    return ["nsenter", f"--target={found.pid}", "--net", "--mount", "--pid", "--cgroup", "--wd=/", "--"]
 
 
 def _short(command: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """A learner's durable state: written beside training, committed at once or not at all, verified before it is believed.
 
-A checkpoint is a folder `step-<n>/e<epoch>-a<attempt>/` that no other attempt ever writes to:
+A checkpoint is a folder of a bucket, `step-<n>/e<epoch>-a<attempt>/` that no other attempt ever writes to:
 
     rank-<r>.safetensors   what rank r holds of every vector, flat (see `parts`)
     rank-<r>.json          rank r's receipt: ranges, size and digest of its part, or why it failed

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from spec.errors import DataError
+from storage import Bucket, Bytes, ExistsError
+from storage.protocol import PIECE_BYTES
 from training.checkpoint.documents import Part
+from training.checkpoint.store import shown
 
-_PIECE_BYTES = 16 * 2**20
 _ALIGNMENT = 8
 _HINT = "an older checkpoint is used if there is one"
 
 
-def write_part(path: Path, *, vectors: Mapping[str, Tensor]) -> tuple[int, str]:
+def write_part(bucket: Bucket, key: str, *, vectors: Mapping[str, Tensor]) -> tuple[int, str]:
     """Create the file, make it durable, read it back; its size and sha256. The vectors are float32 on the CPU,
     contiguous and flat.
     """
+    if bucket.exists(key):
+        raise ExistsError("this part is there already", where=shown(bucket, key))
     header: dict[str, Any] = {}
     end = 0
     for name, vector in vectors.items():
@@ -38,38 +40,37 @@ def write_part(path: Path, *, vectors: Mapping[str, Tensor]) -> tuple[int, str]:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     digest = hashlib.sha256()
-    with path.open("xb") as file:
-        for block in (
-            len(text).to_bytes(8, "little"),
-            text,
-            *(vector.numpy().data.cast("B") for vector in vectors.values()),
-        ):
-            for first in range(0, len(block), _PIECE_BYTES):
-                piece = block[first : first + _PIECE_BYTES]
-                file.write(piece)
+
+    def pieces() -> Iterator[Bytes]:
+        blocks = (vector.numpy().data.cast("B") for vector in vectors.values() if vector.numel())
+        for block in (len(text).to_bytes(8, "little"), text, *blocks):
+            for first in range(0, len(block), PIECE_BYTES):
+                piece = block[first : first + PIECE_BYTES]
                 digest.update(piece)
-        file.flush()
-        os.fsync(file.fileno())
+                yield piece
+
+    bucket.write(key, pieces())
     size = 8 + len(text) + end
-    if (path.stat().st_size, _file_digest(path)) != (size, digest.hexdigest()):
-        raise DataError("the file reads back other bytes than were written", where=str(path), hint="check the storage")
+    if bucket.digest(key) != (size, digest.hexdigest()):
+        raise DataError(
+            "the file reads back other bytes than were written", where=shown(bucket, key), hint="check the storage"
+        )
     return size, digest.hexdigest()
 
 
-def read_part(folder: Path, *, part: Part) -> dict[str, Tensor]:
-    """The vectors of a part whose size and digest match the manifest; DataError or OSError otherwise."""
-    path = folder / part.file
-    size = path.stat().st_size
-    if size != part.bytes:
-        raise DataError(f"{part.file} has {size} bytes, the manifest says {part.bytes}", where=str(folder), hint=_HINT)
-    data = bytearray(size)
-    with path.open("rb") as file:
-        read = file.readinto(data)
+def read_part(bucket: Bucket, folder: str, *, part: Part) -> dict[str, Tensor]:
+    """The vectors of a part whose size and digest match the manifest; DataError otherwise."""
+    data = bucket.read(f"{folder}/{part.file}")
+    where = shown(bucket, folder)
+    if len(data) != part.bytes:
+        raise DataError(
+            f"{part.file} has {len(data)} bytes, the manifest says {part.bytes}", where=where, hint=_HINT
+        )  # fmt: skip
     digest = hashlib.sha256(data).hexdigest()
-    if read != size or digest != part.sha256:
+    if digest != part.sha256:
         wanted = part.sha256[:12]
         raise DataError(
-            f"{part.file} has the digest {digest[:12]}.., the manifest says {wanted}..", where=str(folder), hint=_HINT
+            f"{part.file} has the digest {digest[:12]}.., the manifest says {wanted}..", where=where, hint=_HINT
         )
     begin = 8 + int.from_bytes(data[:8], "little")
     header = cast("dict[str, dict[str, Any]]", json.loads(data[8:begin]))
@@ -83,8 +84,3 @@ def read_part(folder: Path, *, part: Part) -> dict[str, Tensor]:
             torch.frombuffer(data, dtype=torch.float32, count=elements, offset=offset) if elements else torch.empty(0)
         )
     return vectors
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from spec.errors import DataError
+from spec.errors import DataError, GkrError
+from storage import Bucket, file_path
 from training.checkpoint import store
 from training.checkpoint.documents import Manifest, Part
 from training.checkpoint.parts import read_part
-from training.checkpoint.store import Place
+from training.checkpoint.store import Place, shown
 from training.checkpoint.writer import EXTRA, VECTORS
 from training.ema import Ema
 from training.optimizer import ShardedAdamW
@@ -34,7 +33,8 @@ class Loaded:
 
     state: dict[str, Any]
     step: int
-    path: Path
+    path: str
+    """Or URI, if it is no folder of this machine."""
     skipped: list[str]
     """Newer checkpoints that did not verify, each with the reason."""
     vectors: dict[str, Tensor]
@@ -43,7 +43,7 @@ class Loaded:
 
 
 def load_latest(
-    folder: Path, *, model: nn.Module, optimizer: ShardedAdamW, ema: Ema, vectors: Sequence[str] = ()
+    bucket: Bucket, *, model: nn.Module, optimizer: ShardedAdamW, ema: Ema, vectors: Sequence[str] = ()
 ) -> Loaded | None:
     """Take up the newest good checkpoint, written by any number of ranks; none if nothing was ever committed.
 
@@ -51,18 +51,18 @@ def load_latest(
     one belongs to a model of other shapes.
     """
     first = dist.get_rank() == 0
-    found = _committed(folder) if first else []
+    found = _committed(bucket) if first else []
     candidates = [Place(*one) for one in broadcast_json([(one.epoch, one.attempt, one.step) for one in found])]
     skipped: list[str] = []
     for place in candidates:
-        manifest, reason = _shared_manifest(folder, place=place)
+        manifest, reason = _shared_manifest(bucket, place=place)
         if manifest is None:
             skipped.append(reason)
             continue
         own = flat_ranges(model)
-        _refuse_other_shapes(manifest, own=own, where=place.folder(folder))
+        _refuse_other_shapes(manifest, own=own, where=shown(bucket, place.key))
         wanted = [*VECTORS, *(EXTRA + name for name in vectors if EXTRA + name in manifest.vectors)]
-        staged, reason = _stage(place.folder(folder), manifest=manifest, own=own, wanted=wanted)
+        staged, reason = _stage(bucket, place=place, manifest=manifest, own=own, wanted=wanted)
         culprit = lowest_rank_where(bool(reason))
         if culprit is not None:
             skipped.append(broadcast_json(reason, source=culprit))
@@ -75,52 +75,51 @@ def load_latest(
         return Loaded(
             state=manifest.state,
             step=manifest.step,
-            path=place.folder(folder),
+            path=shown(bucket, place.key),
             skipped=skipped,
             vectors={name.removeprefix(EXTRA): staged[name] for name in wanted if name.startswith(EXTRA)},
         )
     if skipped:
         raise DataError(
             "no committed checkpoint verifies: " + "; ".join(skipped),
-            where=str(folder),
+            where=shown(bucket, "").rstrip("/"),
             hint="restore the folder from a copy, or move it away to start without a checkpoint",
         )
     return None
 
 
-def _committed(folder: Path) -> list[Place]:
-    return [place for place in store.places(folder) if store.is_committed(folder, place=place)]
+def _committed(bucket: Bucket) -> list[Place]:
+    return [place for place in store.places(bucket) if store.is_committed(bucket, place=place)]
 
 
-def _shared_manifest(folder: Path, *, place: Place) -> tuple[Manifest | None, str]:
+def _shared_manifest(bucket: Bucket, *, place: Place) -> tuple[Manifest | None, str]:
     """Rank 0's reading of the manifest, or why it cannot be trusted, on all ranks."""
     answer: tuple[Any, str] = (None, "")
     if dist.get_rank() == 0:
         try:
-            answer = (store.read_manifest(folder, place=place).model_dump(mode="json"), "")
-        except (DataError, OSError, ValidationError) as error:
-            answer = (None, _reason(error, place=place))
+            answer = (store.read_manifest(bucket, place=place).model_dump(mode="json"), "")
+        except GkrError as error:
+            answer = (None, _reason(error, bucket=bucket, place=place))
     data, reason = broadcast_json(answer)
     return (None if data is None else Manifest.model_validate(data)), reason
 
 
-def _refuse_other_shapes(manifest: Manifest, *, own: list[FlatRange], where: Path) -> None:
+def _refuse_other_shapes(manifest: Manifest, *, own: list[FlatRange], where: str) -> None:
     live = {one.name: list(one.parameter.shape) for one in own}
     wrong = sorted(name for name in live.keys() | manifest.shapes.keys() if live.get(name) != manifest.shapes.get(name))
     if wrong:
         name = wrong[0]
         raise DataError(
             f"the checkpoint holds {name!r} as {manifest.shapes.get(name)}, the model needs {live.get(name)}",
-            where=str(where),
+            where=where,
             hint="the model's configuration changed since; use a new run, or the old configuration",
         )
 
 
 def _stage(
-    folder: Path, *, manifest: Manifest, own: list[FlatRange], wanted: list[str]
+    bucket: Bucket, *, place: Place, manifest: Manifest, own: list[FlatRange], wanted: list[str]
 ) -> tuple[dict[str, Tensor], str]:
     """Verified copies of this rank's ranges, or the reason why not. One part is in memory at a time."""
-    place = Place(epoch=manifest.epoch, attempt=manifest.attempt, step=manifest.step)
     total = sum(one.length for one in own)
     staged = {name: torch.empty(total, dtype=torch.float32) for name in wanted}
     filled = 0
@@ -129,9 +128,9 @@ def _stage(
         if not pieces:
             continue
         try:
-            vectors = read_part(folder, part=part)
-        except (DataError, OSError) as error:
-            return {}, _reason(error, place=place)
+            vectors = read_part(bucket, place.key, part=part)
+        except GkrError as error:
+            return {}, _reason(error, bucket=bucket, place=place)
         for source, target, length in pieces:
             filled += length
             for name in wanted:
@@ -159,6 +158,10 @@ def _overlaps(part: Part, *, own: list[FlatRange]) -> list[tuple[int, int, int]]
     return pieces
 
 
-def _reason(error: Exception, *, place: Place) -> str:
-    what = error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-    return f"step {place.step} (e{place.epoch}-a{place.attempt}): {what}"
+def _reason(error: GkrError, *, bucket: Bucket, place: Place) -> str:
+    """Why this checkpoint is passed over. A store that cannot be reached is no damage: the newest checkpoint may be
+    well, so this attempt ends and another tries again. A file that a disk does not give back is.
+    """
+    if not isinstance(error, DataError) and file_path(bucket.uri) is None:
+        raise error
+    return f"step {place.step} (e{place.epoch}-a{place.attempt}): {error.message}"

@@ -7,25 +7,23 @@ from its thread.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from spec.errors import DataError
+from spec.errors import DataError, GkrError
+from storage import Bucket
 from training.checkpoint import store
 from training.checkpoint.documents import Manifest, Part, Range, Receipt, coverage_gap
 from training.checkpoint.parts import write_part
-from training.checkpoint.store import Place
+from training.checkpoint.store import Place, read_receipts, shown
 from training.ema import Ema
 from training.optimizer import ShardedAdamW
 from training.parallel import flat_ranges, local_tensor, replica_count
@@ -34,7 +32,6 @@ log = logging.getLogger("checkpoint")
 
 VECTORS = ("model", "exp_avg", "exp_avg_sq", "ema")
 EXTRA = "vector."
-_RECEIPT_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,8 @@ class SavedCheckpoint:
     """A checkpoint that is committed."""
 
     step: int
-    path: Path
+    path: str
+    """Or URI, if it is no folder of this machine."""
     bytes: int
     """Of all parts."""
     blocked_seconds: float
@@ -78,7 +76,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        folder: Path,
+        bucket: Bucket,
         *,
         keep: int,
         rank: int,
@@ -88,7 +86,7 @@ class CheckpointWriter:
         deadline_seconds: float = 120.0,
     ) -> None:
         assert keep >= 2, "the newest may turn out damaged"
-        self._root, self._keep, self._rank, self._world_size = folder, keep, rank, world_size
+        self._bucket, self._keep, self._rank, self._world_size = bucket, keep, rank, world_size
         self._epoch, self._attempt, self._deadline_seconds = epoch, attempt, deadline_seconds
         self._buffers: dict[str, Tensor] = {}
         self._changed = threading.Condition()
@@ -212,9 +210,7 @@ class CheckpointWriter:
             size = self._write(job)
             if self._rank:
                 return None
-        except OSError as error:
-            reason = _reason(error)
-        except DataError as error:
+        except GkrError as error:
             reason = str(error)
         except Exception as error:  # whatever it is, training goes on and says so
             log.warning("saving step %d", job.place.step, exc_info=True)
@@ -224,7 +220,7 @@ class CheckpointWriter:
             self._prune(job.place)
             return SavedCheckpoint(
                 step=job.place.step,
-                path=job.place.folder(self._root),
+                path=shown(self._bucket, job.place.key),
                 bytes=size,
                 blocked_seconds=job.blocked_seconds,
                 seconds=seconds,
@@ -233,23 +229,20 @@ class CheckpointWriter:
         return CheckpointFailure(step=job.place.step, reason=reason)
 
     def _write(self, job: _Job) -> int:
-        folder = job.place.folder(self._root)
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"rank-{self._rank}.safetensors"
-        size, digest = write_part(folder / name, vectors=job.vectors)
+        folder, name = job.place.key, f"rank-{self._rank}.safetensors"
+        size, digest = write_part(self._bucket, f"{folder}/{name}", vectors=job.vectors)
         part = Part(
             rank=self._rank, file=name, bytes=size, sha256=digest, vectors=list(job.vectors), ranges=job.ranges
         )  # fmt: skip
-        receipt = Receipt(rank=self._rank, part=part)
-        store.write_whole(folder / f"rank-{self._rank}.json", data=receipt.write_json().encode())
+        self._put_receipt(job, Receipt(rank=self._rank, part=part))
         if self._rank:
             return size
-        parts = self._collect(job, folder=folder)
+        parts = self._collect(job)
         gap = coverage_gap(job.shapes, parts=parts)
         if gap:
-            raise DataError(f"the parts do not make the model: {gap}", where=str(folder))
+            raise DataError(f"the parts do not make the model: {gap}", where=shown(self._bucket, folder))
         store.commit(
-            self._root,
+            self._bucket,
             manifest=Manifest(
                 step=job.place.step,
                 epoch=job.place.epoch,
@@ -264,68 +257,50 @@ class CheckpointWriter:
         )
         return sum(part.bytes for part in parts)
 
-    def _collect(self, job: _Job, *, folder: Path) -> list[Part]:
+    def _put_receipt(self, job: _Job, receipt: Receipt) -> None:
+        self._bucket.put(f"{job.place.key}/rank-{self._rank}.json", receipt.write_json().encode())
+
+    def _collect(self, job: _Job) -> list[Part]:
         """All ranks' parts, once their receipts are there; DataError for the first that failed or came too late."""
+        where = shown(self._bucket, job.place.key)
         deadline = time.monotonic() + self._deadline_seconds
         parts: dict[int, Part] = {}
         while True:
-            for rank in range(job.ranks):
-                receipt = None if rank in parts else _read_receipt(folder / f"rank-{rank}.json")
-                if receipt is None:
-                    continue
+            for receipt in read_receipts(self._bucket, job.place, ranks=set(range(job.ranks)) - parts.keys()):
+                rank = receipt.rank
                 if receipt.part is None:
-                    raise DataError(f"rank {rank} could not write its part: {receipt.error}", where=str(folder))
+                    raise DataError(f"rank {rank} could not write its part: {receipt.error}", where=where)
                 if receipt.part.vectors != list(job.vectors):
                     raise DataError(
-                        f"rank {rank} saved {receipt.part.vectors}, rank 0 {list(job.vectors)}", where=str(folder)
+                        f"rank {rank} saved {receipt.part.vectors}, rank 0 {list(job.vectors)}", where=where
                     )
                 parts[rank] = receipt.part
             if len(parts) == job.ranks:
                 return [parts[rank] for rank in range(job.ranks)]
             if time.monotonic() > deadline:
                 missing = next(rank for rank in range(job.ranks) if rank not in parts)
-                raise DataError(
-                    f"no receipt from rank {missing} within {self._deadline_seconds:g} s", where=str(folder)
-                )
-            self._closing.wait(_RECEIPT_POLL_SECONDS)
+                raise DataError(f"no receipt from rank {missing} within {self._deadline_seconds:g} s", where=where)
+            self._closing.wait(self._bucket.poll_seconds)
 
     def _give_up(self, job: _Job, *, reason: str) -> None:
         """Free what the failed attempt holds, and tell rank 0; a full disk may refuse even that, then rank 0's deadline
         speaks.
         """
-        folder = job.place.folder(self._root)
         try:
             if not self._rank:
-                if not store.is_committed(self._root, place=job.place):
-                    store.remove(self._root, place=job.place)
+                if not store.is_committed(self._bucket, place=job.place):
+                    store.remove(self._bucket, place=job.place)
                 return
-            (folder / f"rank-{self._rank}.safetensors").unlink(missing_ok=True)
-            receipt = Receipt(rank=self._rank, error=reason)
-            store.write_whole(folder / f"rank-{self._rank}.json", data=receipt.write_json().encode())
-        except OSError as error:
+            self._bucket.delete([f"{job.place.key}/rank-{self._rank}.safetensors"])
+            self._put_receipt(job, Receipt(rank=self._rank, error=reason))
+        except GkrError as error:
             log.warning("cleaning up after step %d: %s", job.place.step, error)
 
     def _prune(self, own: Place) -> None:
         try:
-            gone = store.prune(self._root, keep=self._keep, own=own)
-        except OSError as error:
-            log.warning("deleting old checkpoints below %s: %s", self._root, error)
+            gone = store.prune(self._bucket, keep=self._keep, own=own)
+        except GkrError as error:
+            log.warning("deleting old checkpoints below %s: %s", self._bucket.uri, error)
             return
         if gone:
             log.info("deleted the checkpoints of steps %s", ", ".join(str(place.step) for place in gone))
-
-
-def _read_receipt(path: Path) -> Receipt | None:
-    try:
-        return Receipt.read_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise DataError("a receipt cannot be read", where=str(path)) from error
-
-
-def _reason(error: OSError) -> str:
-    place = f" ({error.filename})" if error.filename else ""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-        return f"the disk is full{place}: {error.strerror}; free space where checkpoints lie, the older ones are intact"
-    return f"{error.strerror or error}{place}"

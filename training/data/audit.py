@@ -6,9 +6,11 @@ Preflight reads one shard of each split (`shards=1`); the full audit reads all. 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from spec.errors import DataError
 from spec.shards import Split, open_manifest, read_shard
+from storage.datasets import fetch_shards, local_manifest
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,20 @@ class Audit:
     bytes: int
 
 
-def audit(manifest_uri: str, *, shards: int | None = None) -> Audit:
-    """Read at most `shards` shards of each split (default: all); a DataError names the first that is wrong."""
-    manifest = open_manifest(manifest_uri)
+def audit(manifest_uri: str, *, shards: int | None = None, cache: Path | None = None) -> Audit:
+    """Read at most `shards` shards of each split (default: all); a DataError names the first that is wrong.
+
+    `cache`: where the shards of a dataset that is not on this machine are copied to.
+    """
+    local = local_manifest(manifest_uri, cache=cache, splits=())
+    manifest = open_manifest(local)
     seen: dict[int, str] = {}
     read, size = 0, 0
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
         for shard in manifest.shards(split)[:shards]:
-            for sample in read_shard(shard, uri=manifest_uri, manifest=manifest):
+            fetch_shards(manifest_uri, shards=[shard], local=local)
+            for sample in read_shard(shard, uri=local, manifest=manifest):
                 if sample.id in seen:
                     raise DataError(
                         f"sample {sample.id} is in {seen[sample.id]} and again in {shard.path}",

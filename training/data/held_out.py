@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from spec.errors import DataError
 from spec.shards import open_manifest, read_samples
+from storage.datasets import local_manifest
 from training.data.batch import to_unit
 
 
@@ -23,9 +25,13 @@ class HeldOut(NamedTuple):
     captions: list[str]
 
 
-def held_out(manifest_uri: str, *, count: int, start: int = 0) -> HeldOut:
-    """`count` samples of the test split from number `start` on; `prepare` mixes the labels evenly along the split."""
-    manifest = open_manifest(manifest_uri)
+def held_out(manifest_uri: str, *, count: int, start: int = 0, cache: Path | None = None) -> HeldOut:
+    """`count` samples of the test split from number `start` on; `prepare` mixes the labels evenly along the split.
+
+    `cache`: where the split of a dataset that is not on this machine is copied to.
+    """
+    local = local_manifest(manifest_uri, cache=cache, splits=("test",))
+    manifest = open_manifest(local)
     have = manifest.count("test")
     if start + count > have:
         raise DataError(
@@ -33,7 +39,7 @@ def held_out(manifest_uri: str, *, count: int, start: int = 0) -> HeldOut:
             where=manifest_uri,
             hint=f"ask for at most {have} samples",
         )
-    samples = list(islice(read_samples(manifest_uri, split="test"), start, start + count))
+    samples = list(islice(read_samples(local, split="test"), start, start + count))
     shape = manifest.shape
     pixels = np.frombuffer(b"".join(sample.pixels for sample in samples), dtype=np.uint8)
     pixels = pixels.reshape(count, shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)

@@ -17,11 +17,13 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, Self
 
 from spec.errors import ConfigError, DataError, GkrError
 from spec.shards import Manifest, Split, open_manifest, path_of
 from spec.train import ModelConfig
+from storage.datasets import local_manifest
 from training.data.batch import LocalBatch, from_bytes
 from training.data.pool import Result, WorkerProcess
 from training.data.reader import shard_files
@@ -74,10 +76,12 @@ class Loader:
         model: ModelConfig,
         split: Split = "train",
         time_distribution: TimeDistribution = "uniform",
+        cache: Path | None = None,
     ) -> None:
+        """`cache`: where the shards of a dataset that is not on this machine are copied to."""
         work = _plan_work(
             manifest_uri, seed=seed, learner=learner, batch=batch, rank=rank, world_size=world_size, model=model,
-            split=split, time_distribution=time_distribution,
+            split=split, time_distribution=time_distribution, cache=cache,
         )  # fmt: skip
         self._work = work
         self._prefetch = prefetch
@@ -284,13 +288,15 @@ def _plan_work(
     model: ModelConfig,
     split: Split,
     time_distribution: TimeDistribution,
+    cache: Path | None,
 ) -> Work:
-    manifest = open_manifest(manifest_uri)
+    local = local_manifest(manifest_uri, cache=cache, splits=(split,))
+    manifest = open_manifest(local)
     _check(manifest, model=model, batch=batch, world_size=world_size, where=manifest_uri)
     count = batch // world_size
     shards = [(shard.path, shard.samples, shard.bytes, shard.sha256) for shard in manifest.shards(split)]
     return Work(
-        shards=shard_files(path_of(manifest_uri).parent, shards),
+        shards=shard_files(path_of(local).parent, shards),
         shape=manifest.shape,
         manifest_digest=manifest.digest,
         seed=seed,

@@ -2,7 +2,7 @@
 
 An expected refusal by the system (no space, no permission, port taken) is part of the measurement. A collector may
 hang in a system call: the runner gives each a deadline and goes on without it. Whatever a collector makes, it
-removes. Standard library only, except psutil for the name of a port's holder.
+removes. Standard library and the store only, except psutil for the name of a port's holder.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import sys
 import time
 from pathlib import Path
 
-from spec.errors import DataError, GkrError
-from spec.shards import open_manifest, path_of, read_shard
+from spec.errors import GkrError
+from spec.shards import open_manifest, read_shard
+from storage import Bucket, file_path
+from storage.datasets import fetch_shards, local_manifest
 from training.preflight.measurements import (
     Clock,
     Dataset,
@@ -102,7 +104,7 @@ def limits(*, root: Path = Path("/")) -> ResourceLimits:
     )
 
 
-def clock(store: Path) -> Clock:
+def clock(store: Bucket) -> Clock:
     """Wall clock against monotonic clock, and against the time stamps of the checkpoint store."""
     wall, monotonic = time.time(), time.monotonic()
     time.sleep(_CLOCK_WINDOW_SECONDS)
@@ -122,31 +124,29 @@ def ports(wanted: tuple[int, ...], *, host: str) -> Ports:
     )
 
 
-def store(folder: Path) -> Store:
-    """Create, write, sync, read, list and delete a small file in the checkpoint folder."""
-    started, step = time.monotonic(), "create"
-    path, content = folder / f"{_PREFIX}{secrets.token_hex(8)}", secrets.token_bytes(4096)
+def store(bucket: Bucket) -> Store:
+    """Write, read, list and delete a small object where the checkpoints will be."""
+    started, step = time.monotonic(), "write"
+    folder, content = f"{_PREFIX}{secrets.token_hex(8)}", secrets.token_bytes(4096)
+    key = f"{folder}/probe"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            step = "write"
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        bucket.create(key, content)
         step = "read"
-        if path.read_bytes() != content:
-            return _store(folder, started=started, step=step, problem="other bytes came back than were written")
+        if bucket.get(key).data != content:
+            return _store(bucket, started=started, step=step, problem="other bytes came back than were written")
         step = "list"
-        if path not in folder.iterdir():
-            return _store(folder, started=started, step=step, problem="a file that was written is not listed")
+        if [entry.key for entry in bucket.list(folder)] != [key]:
+            return _store(bucket, started=started, step=step, problem="what was written is not listed")
         step = "delete"
-        path.unlink()
-    except OSError as error:
-        return _store(folder, started=started, step=step, problem=_said(error))
+        bucket.delete([key])
+        if bucket.exists(key):
+            return _store(bucket, started=started, step=step, problem="what was deleted is still there")
+    except GkrError as error:
+        return _store(bucket, started=started, step=step, problem=error.message, hint=error.hint)
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-    return _store(folder, started=started)
+        with contextlib.suppress(GkrError):
+            bucket.clear(folder)
+    return _store(bucket, started=started)
 
 
 def dataset(uri: str, *, pick: str, small_bytes: int = _SMALL_DATASET_BYTES) -> Dataset:
@@ -155,7 +155,8 @@ def dataset(uri: str, *, pick: str, small_bytes: int = _SMALL_DATASET_BYTES) -> 
     `pick` chooses which, so that different nodes verify different ones.
     """
     try:
-        manifest = open_manifest(uri)
+        local = local_manifest(uri, splits=())
+        manifest = open_manifest(local)
         shards = manifest.splits.train
         if not shards:
             return Dataset(uri=uri, problem="the manifest names no training shard", hint="prepare the dataset again")
@@ -164,19 +165,12 @@ def dataset(uri: str, *, pick: str, small_bytes: int = _SMALL_DATASET_BYTES) -> 
         chosen = every if sum(one.bytes for one in every) <= small_bytes else [shards[number]]
         which = f"all {len(every)} shards" if chosen is every else f"shard {number + 1} of {len(shards)}"
         for shard in chosen:
-            view = read_shard(shard, uri=uri, manifest=manifest)
+            fetch_shards(uri, shards=[shard], local=local)
+            view = read_shard(shard, uri=local, manifest=manifest)
             view[len(view) - 1]
-    except DataError as error:
+    except GkrError as error:
         return Dataset(uri=uri, problem=f"{error.where or uri}: {error.message}", hint=error.hint)
     return Dataset(uri=uri, found=f"{manifest.name} {manifest.digest[:12]}, {which} verified")
-
-
-def folder_of(uri: str) -> Path:
-    """The folder that a checkpoint URI names."""
-    try:
-        return path_of(uri)
-    except DataError as error:
-        raise GkrError(error.message, hint="write file:///absolute/path", where=uri) from error
 
 
 def _write_and_read_back(folder: Path, *, size: int) -> str:
@@ -259,18 +253,20 @@ def _clock_source() -> str | None:
         return None
 
 
-def _store_offset_ms(folder: Path) -> float | None:
-    path = folder / f"{_PREFIX}{secrets.token_hex(8)}"
+def _store_offset_ms(bucket: Bucket) -> float | None:
+    folder = f"{_PREFIX}{secrets.token_hex(8)}"
+    # Object stores tell whole seconds of the time at which the write began.
+    grain = 0.0 if file_path(bucket.uri) else 1.0
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        before = time.time()
-        path.touch(exist_ok=False)
-        stamp, after = path.stat().st_mtime, time.time()
-    except OSError:
+        before = time.time() - grain
+        bucket.put(f"{folder}/probe", b"")
+        after = time.time()
+        stamp = next(entry.modified for entry in bucket.list(folder))
+    except (GkrError, StopIteration):
         return None
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(GkrError):
+            bucket.clear(folder)
     if before <= stamp <= after:
         return 0.0
     return (before - stamp if stamp < before else after - stamp) * 1000
@@ -315,8 +311,15 @@ def _holder(port: int) -> str:
     return ", ".join(sorted(set(named)))
 
 
-def _store(folder: Path, *, started: float, step: str = "", problem: str = "") -> Store:
-    return Store(path=str(folder), seconds=time.monotonic() - started, step=step if problem else "", problem=problem)
+def _store(bucket: Bucket, *, started: float, step: str = "", problem: str = "", hint: str = "") -> Store:
+    place = file_path(bucket.uri)
+    return Store(
+        path=str(place or bucket.uri),
+        seconds=time.monotonic() - started,
+        step=step if problem else "",
+        problem=problem,
+        hint=hint,
+    )
 
 
 def _said(error: OSError) -> str:

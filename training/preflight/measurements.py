@@ -80,13 +80,16 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """Write, read, list and delete in the real checkpoint folder."""
+    """Write, read, list and delete where the checkpoints will be."""
 
     path: str
+    """Or URI, if it is no folder of this machine."""
     seconds: float
     step: str = ""
     """Where it went wrong; empty if it did not."""
     problem: str = ""
+    hint: str = ""
+    """What the store says would mend it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

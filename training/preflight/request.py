@@ -9,10 +9,12 @@ from typing import Self
 from spec.errors import NotFoundError
 from spec.plan import Plan
 from spec.train import ModelConfig, TrainConfig
-from training.preflight.collect import folder_of
+from storage import file_path
 from training.preflight.verdicts import MIB
 
 _STATE_COPIES = 5  # weights, two moments, averaged weights, anchor: float32 each
+STORE_DEADLINE_SECONDS = 45.0
+"""Where data and checkpoints are in an object store: it may be slow for a while, and a shard has to come from it."""
 _SLACK_BYTES = 256 * MIB  # logs, events and pictures of a run
 
 
@@ -21,14 +23,14 @@ class PreflightRequest:
     """The checks of one node."""
 
     node: str
-    checkpoints: Path
-    """The real checkpoint folder."""
+    checkpoints: str
+    """URI of the real place of the checkpoints."""
     manifest: str
     """URI of the dataset's manifest; empty: no dataset is checked."""
     memory_bytes: int
     shm_bytes: int
     disk_bytes: int
-    """Free space that checkpoints and logs will need."""
+    """Free space that checkpoints (in a folder) and logs will need."""
     scratch: Path | None = None
     """This node's own folder; checked like the checkpoint folder's disk."""
     ports: tuple[int, ...] = ()
@@ -53,14 +55,16 @@ class PreflightRequest:
                 f"learner {learner!r} has no node {node!r}",
                 hint=f"its nodes: {', '.join(one.name for one in mine.nodes)}",
             )
+        is_local = file_path(mine.checkpoints) is not None
         return cls(
             node=node,
-            checkpoints=folder_of(mine.checkpoints),
+            checkpoints=mine.checkpoints,
             manifest=mine.data_manifest if plan.train else "",
             memory_bytes=place.memory,
             shm_bytes=place.shm,
             disk_bytes=checkpoint_bytes(plan.train) + _SLACK_BYTES if plan.train else _SLACK_BYTES,
             train=plan.train,
+            **({} if is_local else {"deadline_seconds": STORE_DEADLINE_SECONDS}),
         )
 
 

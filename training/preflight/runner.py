@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from spec.errors import GkrError, PreflightError
 from spec.events import Check
+from storage import file_path, open_bucket
 from training.preflight import collect
 from training.preflight import verdicts as v
 from training.preflight.measurements import TwoSteps
@@ -52,18 +53,20 @@ def host_probes(request: PreflightRequest) -> list[Probe]:
     free = partial(v.judge_disk, needed_bytes=request.disk_bytes)
     enough = partial(v.judge_memory, needed_bytes=request.memory_bytes)
     shared = partial(v.judge_shared_memory, needed_bytes=request.shm_bytes)
-    probes = [
-        Probe("H1", "disk", partial(collect.disk, request.checkpoints, probe_bytes=request.probe_bytes), free),
+    store, folder = open_bucket(request.checkpoints), file_path(request.checkpoints)
+    disk = partial(collect.disk, probe_bytes=request.probe_bytes)
+    probes = [Probe("H1", "disk", partial(disk, folder), free)] if folder is not None else []
+    if request.scratch is not None:
+        enough_scratch = partial(v.judge_disk, needed_bytes=v.MIB)
+        probes.append(Probe("H1.scratch", "disk of the node", partial(disk, request.scratch), enough_scratch))
+    probes += [
         Probe("H3.memory", "memory", collect.memory, enough),
         Probe("H3.shm", "shared memory", collect.shared_memory, shared),
         Probe("H3.limits", "limits", collect.limits, v.judge_limits),
-        Probe("H4", "clock", partial(collect.clock, request.checkpoints), v.judge_clock),
+        Probe("H4", "clock", partial(collect.clock, store), v.judge_clock),
         Probe("N5", "ports", partial(collect.ports, request.ports, host=request.host), v.judge_ports),
-        Probe("S1", "checkpoint folder", partial(collect.store, request.checkpoints), v.judge_store),
+        Probe("S1", "checkpoint folder", partial(collect.store, store), v.judge_store),
     ]
-    if request.scratch is not None:
-        scratch = partial(collect.disk, request.scratch, probe_bytes=request.probe_bytes)
-        probes.insert(1, Probe("H1.scratch", "disk of the node", scratch, partial(v.judge_disk, needed_bytes=v.MIB)))
     if request.manifest:
         probes.append(
             Probe("S3", "dataset", partial(collect.dataset, request.manifest, pick=request.node), v.judge_dataset)

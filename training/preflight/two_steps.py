@@ -20,6 +20,7 @@ from torch.optim.adamw import adamw
 from spec.errors import ConfigError, DataError
 from spec.shards import open_manifest, read_shard
 from spec.train import ModelConfig, TrainConfig
+from storage.datasets import fetch_shards, local_manifest
 from training.models import flow
 from training.models.dit import DiT, initialise
 
@@ -69,7 +70,8 @@ def two_steps(train: TrainConfig, *, manifest_uri: str) -> tuple[float, float]:
 
 def _batch(train: TrainConfig, *, uri: str) -> dict[str, Tensor]:
     """The arguments of `flow.loss`, from the first shard of the training split."""
-    config, manifest = train.model, open_manifest(uri)
+    local = local_manifest(uri, splits=())
+    config, manifest = train.model, open_manifest(local)
     shape = manifest.shape
     if (shape.height, shape.width, shape.channels) != (config.image_size, config.image_size, config.channels):
         raise ConfigError(
@@ -80,7 +82,8 @@ def _batch(train: TrainConfig, *, uri: str) -> dict[str, Tensor]:
         )
     if not manifest.splits.train:
         raise DataError("the manifest names no training shard", where=uri, hint="prepare the dataset again")
-    view = read_shard(manifest.splits.train[0], uri=uri, manifest=manifest)
+    fetch_shards(uri, shards=manifest.splits.train[:1], local=local)
+    view = read_shard(manifest.splits.train[0], uri=local, manifest=manifest)
     samples = list(islice(cycle(view), min(train.batch, MAX_BATCH)))
     pixels = np.stack([np.frombuffer(one.pixels, dtype=np.uint8) for one in samples]).astype(np.float32) / 127.5 - 1.0
     images = pixels.reshape(len(samples), shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)

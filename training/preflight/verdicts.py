@@ -198,7 +198,7 @@ def judge_store(store: Store) -> Judgement:
         else f"written, read, listed and deleted in {store.seconds:.2f} s",
         threshold=f"all of it, within {STORE_SECONDS:.0f} s",
         evidence=f"{store.path}: {store.problem}" if store.problem else store.path,
-        hint="give this user write access and free space in the checkpoint folder, or choose another folder",
+        hint=f"give this user write access and space there, or choose another place; {store.hint}".rstrip("; "),
     )
 
 

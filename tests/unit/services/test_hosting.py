@@ -16,7 +16,7 @@ import ray
 from services import hosting
 from services.client import ServiceClient
 from services.directory import write_directory
-from services.hosting import PollResult, ReplicaDeath, ServiceHosts, start_services
+from services.hosting import PollResult, ReplicaDeath, ServiceHosts, service_resource, start_services
 from services.service import Reply
 from spec.plan import LearnerPlan, ServicePlan
 from tests.builders.echo import EchoArgs, EchoReply
@@ -38,6 +38,7 @@ def small_ray() -> Generator[None]:
         object_store_memory=80 * 2**20,
         log_to_driver=False,
         configure_logging=False,
+        resources={service_resource("echo"): 2},
         _node_ip_address="127.0.0.1",
     )
     yield
@@ -96,8 +97,8 @@ def watched(tmp_path: Path, *, replicas: int = 1, path: str = ECHO) -> Generator
     hosts = start_services(
         learner(replicas=replicas),
         manifest="",
-        cache_dir=tmp_path,
-        log_dir=tmp_path / "logs",
+        cache_dir=str(tmp_path),
+        log_dir=str(tmp_path / "logs"),
         classes={"encode": path},
     )
     try:
@@ -137,7 +138,7 @@ def test_a_replica_killed_under_load_loses_nothing_and_doubles_nothing(tmp_path:
         assert "killed or crashed" in service.deaths[0].cause
         stats = service.poll().stats
         assert {row["replica"] for row in stats} == {0, 1}
-        assert "serves on tcp://127.0.0.1:" in (tmp_path / "logs" / "service-echo-0.log").read_text()
+        assert "serves on tcp://" in (tmp_path / "logs" / "service-echo-0.log").read_text()
 
 
 @pytest.mark.usefixtures("small_ray")
@@ -169,8 +170,8 @@ def test_shared_replicas_are_in_the_directory_and_nothing_is_started(tmp_path: P
     hosts = start_services(
         learner(shared=["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"]),
         manifest="",
-        cache_dir=tmp_path,
-        log_dir=tmp_path,
+        cache_dir=str(tmp_path),
+        log_dir=str(tmp_path),
     )
 
     endpoints = [replica.endpoint for replica in hosts.poll(0).directory.replicas]

@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.prepare import digits, store
 from services.prepare.__main__ import main, prepare
-from services.prepare.store import Content, exclusive
+from services.prepare.packing import Content
+from services.prepare.store import exclusive
 from spec.errors import ConfigError, DataError, RefusedError
 from spec.events import Prepared, read_events
 from spec.shards import Split, open_manifest, path_of, read_samples
+from storage.datasets import local_manifest, read_manifest
+from tests.builders.object_store import ObjectServer, environment_of, serve_objects
 
 SOURCE = "sklearn-digits"
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -172,8 +176,49 @@ def test_what_a_person_got_wrong_is_one_clear_line(capsys: pytest.CaptureFixture
     uri = (tmp_path / "manifest.json").as_uri()
     assert main(["--source", "mnist", "--manifest", uri]) == ConfigError.exit_code
     assert main(["--source", SOURCE, "--manifest", uri, "--shard-samples", "0"]) == ConfigError.exit_code
-    assert main(["--source", SOURCE, "--manifest", "gs://bucket/manifest.json"]) == DataError.exit_code
+    assert main(["--source", SOURCE, "--manifest", "ftp://host/manifest.json"]) == ConfigError.exit_code
     _, err = capsys.readouterr()
     assert "unknown source 'mnist'" in err
     assert "hint: sources are: sklearn-digits" in err
     assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    with serve_objects(tmp_path_factory.mktemp("store")) as one, environment_of(one):
+        yield one
+
+
+def test_a_bucket_holds_the_same_dataset_as_a_folder(dataset: str, server: ObjectServer, tmp_path: Path) -> None:
+    uri = f"{server.uri()}/digits/manifest.json"
+    manifest, reused = prepare(uri, source=SOURCE, shard_samples=256, lock_timeout_seconds=5)
+    assert not reused
+    assert manifest == read_manifest(uri) == open_manifest(dataset)
+    assert prepare(uri, source=SOURCE, shard_samples=256, lock_timeout_seconds=5) == (manifest, True)
+    local = local_manifest(uri, cache=tmp_path)
+    for split in SPLITS:
+        assert list(read_samples(local, split=split)) == list(read_samples(dataset, split=split))
+    with pytest.raises(RefusedError, match="another dataset is there"):
+        prepare(uri, source=SOURCE, shard_samples=100, lock_timeout_seconds=5)
+
+
+def test_preparers_of_one_bucket_that_start_together_make_one_dataset(server: ObjectServer) -> None:
+    uri = f"{server.uri()}/digits/manifest.json"
+    command = [sys.executable, "-m", "services.prepare", "--source", SOURCE, "--manifest", uri]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [process.communicate(timeout=60) for process in running]
+    assert [process.returncode for process in running] == [0, 0], ended
+    assert {out.strip() for out, _ in ended} == {read_manifest(uri).digest}
+    assert sorted("reused" in err for _, err in ended) == [False, True]
+
+
+def test_a_damaged_or_lost_shard_in_a_bucket_is_not_reused(server: ObjectServer) -> None:
+    uri = f"{server.uri()}/digits/manifest.json"
+    manifest, _ = prepare(uri, source=SOURCE, shard_samples=256, lock_timeout_seconds=5)
+    bucket, key = server.open(uri.rpartition("/")[0]), manifest.splits.test[1].path
+    bucket.put(key, b"x")
+    with pytest.raises(DataError, match="corrupt"):
+        prepare(uri, source=SOURCE, shard_samples=256, lock_timeout_seconds=5)
+    bucket.delete([key])
+    with pytest.raises(DataError, match="does not exist"):
+        prepare(uri, source=SOURCE, shard_samples=256, lock_timeout_seconds=5)

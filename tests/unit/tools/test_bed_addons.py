@@ -42,12 +42,12 @@ def quotas(objects: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     }
 
 
-def test_one_group_covers_all_resources_and_the_node_without_gpus_comes_first() -> None:
-    objects = queue_objects({"a3-ultra": 64, "a3-mega": 32})
+def test_one_group_covers_all_resources_and_the_real_node_comes_after_the_gpus() -> None:
+    objects = queue_objects({"n2-standard-8": 1, "a3-ultra": 64, "a3-mega": 32})
     spec = only(objects, kind="ClusterQueue", name="research")["spec"]
     assert len(spec["resourceGroups"]) == 1
     found = quotas(objects)
-    assert list(found) == ["cpu", "a3-ultra", "a3-mega"]
+    assert list(found) == ["a3-ultra", "a3-mega", "cpu", "n2-standard-8"]
     assert found["cpu"]["nvidia.com/gpu"] == "0"
     assert found["a3-ultra"]["nvidia.com/gpu"] == "512"
     assert found["a3-mega"]["cpu"] == "6400"
@@ -122,9 +122,11 @@ def test_kuberay_moves_into_its_own_namespace_with_its_rights() -> None:
         "metadata": {"name": "b", "namespace": "default"},
         "subjects": [{"kind": "ServiceAccount", "name": "kuberay-operator", "namespace": "default"}],
     }
-    types = {"kind": "CustomResourceDefinition", "metadata": {"name": "rayjobs.ray.io"}}
+    versions = [{"name": "v1", "storage": True}, {"name": "v1alpha1", "storage": False}]
+    types = {"kind": "CustomResourceDefinition", "metadata": {"name": "rayjobs.ray.io"}, "spec": {"versions": versions}}
     result = kuberay.adapt([types, binding, deployment(kuberay.NAME)], image="localhost/gkr/kuberay:1")
     assert [one["kind"] for one in result] == ["Namespace", "CustomResourceDefinition", "RoleBinding", "Deployment"]
+    assert [one["name"] for one in result[1]["spec"]["versions"]] == ["v1"]
     assert result[2]["metadata"]["namespace"] == result[2]["subjects"][0]["namespace"] == "kuberay-system"
     container = result[3]["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "localhost/gkr/kuberay:1"

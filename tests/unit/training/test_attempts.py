@@ -37,7 +37,7 @@ def test_an_attempt_without_an_end_is_open(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     write(path, started(1), restored(1, position=0), ended(1, position=1024), started(2), restored(2, position=640))
     assert previous_attempts(path, learner="west") == History(
-        attempt=2, epoch=2, furthest=0, last_position=640, open_attempt=True
+        attempt=2, epoch=2, furthest=0, last_position=640, restored_at=640, last_time=1.0, open_attempt=True
     )
 
 

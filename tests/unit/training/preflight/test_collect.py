@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from spec.shards import Manifest, Sample, Shape, Shard, Splits, pack_shard, seal
+from storage import open_bucket
+from storage.folder import Folder
+from tests.builders.object_store import environment_of, serve_objects
 from training.preflight import collect
 from training.preflight import verdicts as v
 
@@ -100,7 +103,7 @@ def test_a_full_disk_fails_and_says_so(mount: Mount) -> None:
     judgement = v.judge_disk(found, needed_bytes=MIB)
     assert judgement.verdict == "FAIL"
     assert str(folder) in judgement.hint
-    store = collect.store(folder)
+    store = collect.store(Folder(folder))
     assert v.judge_store(store).verdict == "FAIL"
     assert "No space left on device" in v.judge_store(store).evidence
     assert [path.name for path in folder.iterdir()] == ["filler"]
@@ -120,7 +123,7 @@ def test_a_disk_without_inodes_fails(mount: Mount) -> None:
     found = collect.disk(folder, probe_bytes=0)
     assert found.free_inodes == 0
     assert judged(found) == "FAIL"
-    assert v.judge_store(collect.store(folder)).verdict == "FAIL"
+    assert v.judge_store(collect.store(Folder(folder))).verdict == "FAIL"
 
 
 def test_a_write_cut_short_by_a_limit_fails(tmp_path: Path) -> None:
@@ -139,29 +142,33 @@ def test_a_write_cut_short_by_a_limit_fails(tmp_path: Path) -> None:
 
 def test_a_read_only_checkpoint_folder_fails_with_a_remedy(mount: Mount) -> None:
     folder = mount(options="size=8m,ro")
-    judgement = v.judge_store(collect.store(folder))
+    judgement = v.judge_store(collect.store(Folder(folder)))
     assert judgement.verdict == "FAIL"
-    assert judgement.value == "create failed"
+    assert judgement.value == "write failed"
     assert "Read-only file system" in judgement.evidence
     assert "write access" in judgement.hint
     assert "Read-only file system" in collect.disk(folder, probe_bytes=MIB).problem
-    assert v.judge_clock(collect.clock(folder)).verdict in {"PASS", "WARN", "UNKNOWN"}  # the store's check tells it
+    assert v.judge_clock(collect.clock(Folder(folder))).verdict in {
+        "PASS",
+        "WARN",
+        "UNKNOWN",
+    }  # the store's check tells it
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write into any folder")
 def test_a_folder_without_permission_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
-    assert "Permission denied" in v.judge_store(collect.store(tmp_path)).evidence
+    assert "Permission denied" in v.judge_store(collect.store(Folder(tmp_path))).evidence
 
 
 def test_a_checkpoint_folder_below_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert v.judge_store(collect.store(tmp_path / "file" / "checkpoints")).verdict == "FAIL"
+    assert v.judge_store(collect.store(Folder(tmp_path / "file" / "checkpoints"))).verdict == "FAIL"
     assert collect.disk(tmp_path / "file" / "x", probe_bytes=1).problem
 
 
 def test_a_good_checkpoint_folder_passes_and_is_left_clean(tmp_path: Path) -> None:
-    assert v.judge_store(collect.store(tmp_path / "checkpoints")).verdict in {"PASS", "WARN"}
+    assert v.judge_store(collect.store(Folder(tmp_path / "checkpoints"))).verdict in {"PASS", "WARN"}
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
@@ -229,14 +236,41 @@ def test_a_corrupt_a_short_and_a_missing_shard_fail_with_its_path(dataset: Path)
     check("does not exist")
 
 
+def test_an_object_store_is_checked_like_a_folder_and_left_clean(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GKR_RUN_DIR", str(tmp_path / "run"))
+    with serve_objects(tmp_path) as server, environment_of(server):
+        bucket = server.open()
+        assert v.judge_store(collect.store(bucket)).verdict == "PASS"
+        clock = collect.clock(bucket)
+        assert clock.store_offset_ms is not None
+        assert abs(clock.store_offset_ms) < 2000
+        assert list(bucket.list()) == []
+        for path in dataset.parent.iterdir():
+            bucket.send(path.name, path)
+        uri = f"{bucket.uri}/manifest.json"
+        assert v.judge_dataset(collect.dataset(uri, pick="n", small_bytes=0)).verdict == "PASS"
+        assert len(list((tmp_path / "run" / "data").glob("*/*.shard"))) == 1, "one shard is verified, one is fetched"
+        for number in range(3):
+            bucket.put(f"{number}.shard", b"damaged")
+        judgement = v.judge_dataset(collect.dataset(uri, pick="n"))
+        assert (judgement.verdict, "damaged" in judgement.evidence) == ("FAIL", True)
+        stranger = open_bucket(bucket.uri, environment={**server.environment, "AWS_SECRET_ACCESS_KEY": "wrong"})
+        judgement = v.judge_store(collect.store(stranger))
+        assert (judgement.verdict, judgement.value) == ("FAIL", "write failed")
+        assert "access is refused" in judgement.evidence
+        assert "credentials" in judgement.hint
+
+
 def test_an_address_of_another_store_fails_with_a_remedy() -> None:
-    judgement = v.judge_dataset(collect.dataset("gs://bucket/manifest.json", pick="n"))
+    judgement = v.judge_dataset(collect.dataset("ftp://host/manifest.json", pick="n"))
     assert judgement.verdict == "FAIL"
     assert "file:///" in judgement.hint
 
 
-def test_this_machine_is_measured() -> None:
-    memory, limits, clock = collect.memory(), collect.limits(), collect.clock(Path.cwd())
+def test_this_machine_is_measured(tmp_path: Path) -> None:
+    memory, limits, clock = collect.memory(), collect.limits(), collect.clock(Folder(tmp_path))
     assert memory.total_bytes
     assert limits.open_files
     assert clock.drift_ms is not None

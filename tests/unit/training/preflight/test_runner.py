@@ -32,7 +32,7 @@ GOOD = Store(path="/c", seconds=0.1)
 def request(folder: Path, **fields: Any) -> PreflightRequest:
     base = PreflightRequest(
         node="node-0",
-        checkpoints=folder / "checkpoints",
+        checkpoints=(folder / "checkpoints").as_uri(),
         manifest="",
         memory_bytes=MIB,
         shm_bytes=0,
@@ -214,7 +214,7 @@ def plan(folder: Path) -> Plan:
 
 def test_a_plan_tells_what_a_node_needs(tmp_path: Path) -> None:
     asked = PreflightRequest.for_node(plan(tmp_path), learner="east", node="n0")
-    assert asked.checkpoints == tmp_path / "checkpoints"
+    assert asked.checkpoints == (tmp_path / "checkpoints").as_uri()
     assert asked.memory_bytes == 2**30
     assert asked.shm_bytes == 64 * MIB
     assert asked.manifest == "file:///data/manifest.json"

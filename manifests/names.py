@@ -1,0 +1,55 @@
+"""Names and paths that objects, `gkr` and the processes in pods agree on."""
+
+from __future__ import annotations
+
+from spec.plan import LearnerPlan, ServicePlan
+
+PLAN_DIR = "/gkr/plan"
+RUN_DIR = "/gkr/run"
+CODE_DIR = "/gkr/code"
+PLAN_PATH = f"{PLAN_DIR}/plan.json"
+
+RAY_CONTAINER = "ray"
+"""First container of every Ray pod: KubeRay demands that place, and GKE gives RDMA devices to that container only."""
+SYNCER_CONTAINER = "syncer"
+
+HEAD = "head"
+TRAINER = "trainer"
+SERVICE = "service"
+SYNCER = "syncer"
+"""Roles of pods."""
+
+OPERATOR_NAMESPACE = "kuberay-system"
+DASHBOARD_PORT = 8265
+AGENT_PORT = 52365
+"""Ray's dashboard agent, on every node: answers health checks."""
+
+
+def env_secret(learner: LearnerPlan) -> str:
+    """Secret with the variables taken from the caller's environment; `gkr` makes it, pods refer to it."""
+    return f"{learner.job}-env"
+
+
+def service_group(service: ServicePlan) -> str:
+    """Worker group of a private service."""
+    return f"svc-{service.name}"
+
+
+def group_resource(group: str) -> str:
+    """Custom Ray resource of which each pod of a trainer group has one: one agent per pod."""
+    return f"gkr_group_{group}"
+
+
+def service_resource(service: str) -> str:
+    """Custom Ray resource of which each pod of a service has one: one replica per pod."""
+    return f"gkr_service_{service}"
+
+
+def private_services(learner: LearnerPlan) -> list[ServicePlan]:
+    """Those that run in the learner's own Ray cluster; the others are the platform's."""
+    return [service for service in learner.services if not service.shared_endpoints]
+
+
+def account(learner: LearnerPlan) -> str:
+    """Service account of a learner's pods."""
+    return learner.site.service_account or learner.job

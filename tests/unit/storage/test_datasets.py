@@ -1,0 +1,127 @@
+"""A dataset in a bucket becomes files of this machine: verified, fetched once, and only what is asked for."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spec.errors import DataError, UnreachableError
+from spec.shards import open_manifest, path_of, read_samples
+from storage import Bucket, datasets
+from storage.datasets import default_cache, fetch_shards, local_manifest, read_manifest
+from tests.builders.object_store import ObjectServer, environment_of
+from tests.unit.training.data.conftest import make_dataset
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> str:
+    """A dataset in a folder."""
+    (tmp_path / "here").mkdir()
+    return make_dataset(tmp_path / "here")
+
+
+@pytest.fixture
+def place(server: ObjectServer, here: str) -> Iterator[Bucket]:
+    """The same dataset in a bucket."""
+    bucket = server.open()
+    for path in path_of(here).parent.iterdir():
+        bucket.send(path.name, path)
+    with environment_of(server):
+        yield bucket
+
+
+def uri_of(place: Bucket) -> str:
+    return f"{place.uri}/manifest.json"
+
+
+def shards(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("*/*.shard"))
+
+
+def test_a_dataset_in_a_folder_stays_where_it_is(here: str, tmp_path: Path) -> None:
+    assert local_manifest(here, cache=tmp_path / "cache") == here
+    fetch_shards(here, shards=open_manifest(here).splits.train, local=here)
+    assert not (tmp_path / "cache").exists()
+    assert read_manifest(here) == open_manifest(here)
+
+
+def test_a_copy_reads_like_the_original(here: str, place: Bucket, tmp_path: Path) -> None:
+    local = local_manifest(uri_of(place), cache=tmp_path / "cache")
+    assert open_manifest(local) == open_manifest(here) == read_manifest(uri_of(place))
+    assert list(read_samples(local, split="train")) == list(read_samples(here, split="train"))
+    assert list(read_samples(local, split="test")) == list(read_samples(here, split="test"))
+
+
+def test_only_the_splits_that_are_asked_for_are_fetched(place: Bucket, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = local_manifest(uri_of(place), cache=cache, splits=())
+    assert shards(cache) == []
+    assert local_manifest(uri_of(place), cache=cache, splits=("test",)) == first
+    assert shards(cache) == ["test-0.shard"]
+    fetch_shards(uri_of(place), shards=open_manifest(first).splits.train[1:2], local=first)
+    assert shards(cache) == ["test-0.shard", "train-1.shard"]
+
+
+def test_what_is_here_is_not_fetched_again(place: Bucket, tmp_path: Path) -> None:
+    first = local_manifest(uri_of(place), cache=tmp_path)
+    place.delete([entry.key for entry in place.list() if entry.key.endswith(".shard")])
+    assert local_manifest(uri_of(place), cache=tmp_path) == first
+
+
+def _fetch(uri: str, cache: str) -> None:
+    local_manifest(uri, cache=Path(cache))
+
+
+def test_processes_that_start_together_share_one_copy(place: Bucket, tmp_path: Path, here: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=_fetch, args=(uri_of(place), str(tmp_path / "cache"))) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    local = local_manifest(uri_of(place), cache=tmp_path / "cache")
+    assert list(read_samples(local, split="train")) == list(read_samples(here, split="train"))
+    assert not list((tmp_path / "cache").rglob(".partial-*"))
+
+
+def test_damaged_and_missing_objects_are_named_and_never_appear(place: Bucket, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    place.put("train-1.shard", b"damaged")
+    with pytest.raises(DataError, match="damaged") as caught:
+        local_manifest(uri_of(place), cache=cache)
+    assert caught.value.where == f"{place.uri}/train-1.shard"
+    assert "train-1.shard" not in shards(cache)
+    place.delete(["train-1.shard"])
+    with pytest.raises(DataError, match="a shard of the dataset does not exist"):
+        local_manifest(uri_of(place), cache=cache)
+    place.put("manifest.json", place.get("manifest.json").data.replace(b"tiny", b"tidy"))
+    with pytest.raises(DataError, match="it was changed"):
+        local_manifest(uri_of(place), cache=cache)
+    place.delete(["manifest.json"])
+    for call in (lambda: local_manifest(uri_of(place), cache=cache), lambda: read_manifest(uri_of(place))):
+        with pytest.raises(DataError, match="the dataset's manifest does not exist") as missing:
+            call()
+        assert type(missing.value) is DataError, "the driver tells by the type's name what a person has to mend"
+
+
+def test_waiting_for_another_fetcher_has_a_deadline(
+    place: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = local_manifest(uri_of(place), cache=tmp_path, splits=())
+    monkeypatch.setattr(datasets, "FETCH_SECONDS", 0.1)
+    with (
+        datasets._locked(path_of(local).parent / "train-0.shard"),
+        pytest.raises(UnreachableError, match="another process has been fetching"),
+    ):
+        local_manifest(uri_of(place), cache=tmp_path)
+
+
+def test_all_processes_of_a_pod_share_the_folder_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GKR_RUN_DIR", str(tmp_path))
+    assert default_cache() == tmp_path / "data"
+    monkeypatch.delenv("GKR_RUN_DIR")
+    assert default_cache().name.startswith("gkr-data-")
