@@ -37,7 +37,7 @@ def selector(plan: Plan, *, learner: LearnerPlan | None = None, role: str = "") 
     return {key: value for key, value in found.items() if key in {RUN, LEARNER, ROLE}}
 
 
-def annotations(plan: Plan) -> dict[str, str]:
+def plan_annotations(plan: Plan) -> dict[str, str]:
     """Annotations of an object."""
     return {PLAN_SHA256: hashlib.sha256(plan_json(plan).encode()).hexdigest()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spec.names import SERVICE_GROUP
 from spec.plan import LearnerPlan, ServicePlan
 
 PLAN_DIR = "/gkr/plan"
@@ -32,7 +33,7 @@ def env_secret(learner: LearnerPlan) -> str:
 
 def service_group(service: ServicePlan) -> str:
     """Worker group of a private service."""
-    return f"svc-{service.name}"
+    return f"{SERVICE_GROUP}{service.name}"
 
 
 def group_resource(group: str) -> str:

@@ -154,7 +154,7 @@ def _template(plan: Plan, learner: LearnerPlan, wants: _Wants) -> dict[str, Any]
     if wants.gpus:
         spec["tolerations"] = list(placing.GPU_TOLERATIONS)
     notes = {
-        **labels.annotations(plan),
+        **labels.plan_annotations(plan),
         **wants.annotations,
         **wants.fabric.annotations,
         "ray.io/overwrite-container-cmd": "true",

@@ -33,7 +33,7 @@ def rayjob(plan: Plan, *, learner: LearnerPlan) -> dict[str, Any]:
         "apiVersion": API_VERSION,
         "kind": "RayJob",
         "metadata": {
-            "annotations": labels.annotations(plan),
+            "annotations": labels.plan_annotations(plan),
             "labels": dict(sorted({**own, **queue}.items())),
             "name": learner.job,
             "namespace": learner.namespace,

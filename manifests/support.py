@@ -11,7 +11,7 @@ from spec.plan import LearnerPlan, Plan
 def metadata(plan: Plan, name: str, *, namespace: str, learner: LearnerPlan | None = None) -> dict[str, Any]:
     """Metadata of an object that is not a pod."""
     return {
-        "annotations": labels.annotations(plan),
+        "annotations": labels.plan_annotations(plan),
         "labels": labels.labels(plan, learner=learner),
         "name": name,
         "namespace": namespace,

@@ -83,7 +83,7 @@ def job(plan: Plan, syncer: SyncerPlan) -> dict[str, Any]:
     )
     spec["restartPolicy"] = "OnFailure"
     metadata = {
-        "annotations": labels.annotations(plan),
+        "annotations": labels.plan_annotations(plan),
         "labels": labels.labels(plan, role=names.SYNCER, group=names.SYNCER),
     }
     deadline = plan.timeouts.queue + plan.timeouts.start + plan.timeouts.run

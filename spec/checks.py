@@ -15,8 +15,8 @@ from spec.nodes import Path
 from spec.problems import RemedyError, did_you_mean
 from spec.refusals import Refusal
 
-MOST_GROUPS = 16
-"""A Kueue workload has at most 18 pod sets; head and submitter take two."""
+MOST_GROUPS = 7
+"""Kueue admits a Ray cluster with at most seven worker groups: groups of nodes and private services together."""
 OWNED_ENV = re.compile(r"GKR_.*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|RAY_ADDRESS")
 """Variables that the launcher sets."""
 SECRET_ENV = re.compile(
@@ -32,6 +32,7 @@ def check(experiment: Experiment, *, env: Mapping[str, str]) -> list[Refusal]:
     return [
         *_form(experiment),
         *_learners(experiment.placed_learners()),
+        *_worker_groups(experiment),
         *_budgets(experiment),
         *_sync(experiment),
         *_services(experiment),
@@ -92,13 +93,6 @@ def _learners(learners: list[PlacedLearner]) -> Iterator[Refusal]:
 
 def _groups(learner: PlacedLearner) -> Iterator[Refusal]:
     groups = learner.config.groups
-    if len(groups) > MOST_GROUPS:
-        yield Refusal(
-            (*learner.path, "groups"),
-            f"{len(groups)} groups, at most {MOST_GROUPS} fit one job",
-            hint="merge equal groups",
-            key=True,
-        )
     seen: dict[str, Path] = {}
     for index, group in enumerate(groups):
         path = learner.group_path(index)
@@ -110,11 +104,10 @@ def _groups(learner: PlacedLearner) -> Iterator[Refusal]:
                 hint="give each its own name, or one group more nodes",
                 also=(seen[group.name],),
             )
-        if group.name in names.RESERVED_GROUPS:
+        if group.name in names.RESERVED_GROUPS or group.name.startswith(names.SERVICE_GROUP):
+            whose = "the head of the Ray cluster" if group.name in names.RESERVED_GROUPS else "services"
             yield Refusal(
-                (*path, "name"),
-                f'group name "{group.name}" is reserved for the head of the Ray cluster',
-                hint="for example trainer",
+                (*path, "name"), f'group name "{group.name}" is reserved for {whose}', hint="for example trainer"
             )
         seen.setdefault(group.name, (*path, "name"))
         resources = group.resources
@@ -157,10 +150,35 @@ def _one_gpu_type(learner: PlacedLearner) -> Iterator[Refusal]:
             )
 
 
+def _hosted(experiment: Experiment, *, index: int) -> list[str]:
+    """Private services that the learner at this place of the file hosts."""
+    name = experiment.placed_learners()[index].name
+    return [
+        service
+        for service, config in experiment.services.items()
+        if not config.shared
+        and (config.learner == name or (config.learner is None and (config.kind == "encode" or index == 0)))
+    ]
+
+
+def _worker_groups(experiment: Experiment) -> Iterator[Refusal]:
+    for index, one in enumerate(experiment.placed_learners()):
+        groups, services = len(one.config.groups), len(_hosted(experiment, index=index))
+        if groups + services > MOST_GROUPS:
+            yield Refusal(
+                (*one.path, "groups"),
+                f"{groups} groups and {services} services of learner {one.name} are {groups + services} worker groups, "
+                f"at most {MOST_GROUPS} fit one job",
+                hint="merge equal groups, or let another learner host some services (learner: NAME)",
+                key=True,
+            )
+
+
 def _budgets(experiment: Experiment) -> Iterator[Refusal]:
     worst, whose = 0, ("", "")
-    for one in experiment.placed_learners():
-        longest = max((group.name for group in one.config.groups), key=len, default="")
+    for index, one in enumerate(experiment.placed_learners()):
+        services = [f"{names.SERVICE_GROUP}{service}" for service in _hosted(experiment, index=index)]
+        longest = max([*(group.name for group in one.config.groups), *services], key=len, default="")
         excess = names.rayjob_excess(experiment.name, learner=one.name, longest_group=longest)
         if excess > worst:
             worst, whose = excess, (one.name, longest)

@@ -26,6 +26,8 @@ SUFFIX = 6
 LONGEST_NAME = LONGEST_RAYJOB - SUFFIX - 1
 """Of an experiment of one learner."""
 RESERVED_GROUPS = frozenset({"head"})
+SERVICE_GROUP = "svc-"
+"""Start of the worker group of a service's replicas."""
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _RUN = re.compile(r"\d{8}-\d{6}-(?P<suffix>[0-9a-f]{6})")

@@ -15,13 +15,14 @@ from gkr.cluster.buckets import run_bucket
 from gkr.cluster.cancel import remove
 from gkr.cluster.connection import Connection, connect
 from gkr.cluster.fields import Object, items
-from gkr.cluster.launch import connect_all, launch, prepare
+from gkr.cluster.launch import connected, launch, prepare
 from gkr.cluster.mirror import Mirror, append, locked, note_standing, status_event
 from gkr.cluster.observe import observe
 from gkr.cluster.places import read_places
-from gkr.cluster.preflight import dry_run, preflight
+from gkr.cluster.preflight import preflight
 from gkr.cluster.registry import read_registry
 from gkr.cluster.state import standing
+from gkr.cluster.waiting import Reasons
 from gkr.output import say as tell
 from gkr.runs import FINAL, Run, read_state
 from spec.errors import EXIT_CANCELLED, GkrError, RefusedError, UnreachableError
@@ -47,14 +48,9 @@ class ClusterBackend:
     def check(self, plan: Plan, *, say: Say) -> None:
         """What launching would check, up to the server's own dry-run."""
         prepared = prepare(plan, entries=read_registry().entries, say=say)
-        connections = connect_all(prepared.places)
-        preflight(prepared.plan, prepared.objects, connections=connections)
+        with connected(prepared.places) as connections:
+            preflight(prepared.plan, prepared.objects, connections=connections)
         say(f"{sum(map(len, prepared.objects.values()))} objects would be accepted")
-
-    def dry_run(self, plan: Plan, *, say: Say) -> int:
-        """The server's dry-run alone; how many objects it would take."""
-        prepared = prepare(plan, entries=read_registry().entries, say=say)
-        return dry_run(prepared.objects, connections=connect_all(prepared.places))
 
     def launch(self, plan: Plan, *, root: Path, say: Say) -> Run:
         return launch(prepare(plan, entries=read_registry().entries, say=say), root=root, say=say)
@@ -86,6 +82,7 @@ class Watch:
         self.run, self.places = run, read_places(run.path)
         self.plan = Plan.read_json((run.path / "plan.json").read_bytes())
         self.connections: dict[str, Connection] = {name: connect(one) for name, one in self.places.clusters.items()}
+        self._reasons = Reasons(self.plan, places=self.places, connections=self.connections)
         self._mirror: Mirror | None = None
         self._silent_since: float | None = None
         self._flush_until: float | None = None
@@ -97,7 +94,7 @@ class Watch:
         if known.status in FINAL:
             return False
         try:
-            found = standing(observe(self.places, self.connections))
+            found = standing(self._reasons.improve(observe(self.places, self.connections)))
             self._fetch_events()
             self._silent_since = None
         except UnreachableError as error:

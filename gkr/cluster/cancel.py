@@ -7,10 +7,10 @@ removed. Promises: names of other runs are never touched; what is left after the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
+from gkr.cluster.calls import each
 from gkr.cluster.connection import Connection
 from gkr.cluster.fields import items, name_of, text
 from gkr.cluster.observe import RUN
@@ -22,7 +22,6 @@ FIRST = ("RayJob", "Job")
 REST = ("Service", "PodDisruptionBudget", "NetworkPolicy", "ConfigMap", "Secret", "ServiceAccount")
 _POLL_SECONDS = 0.5
 _QUICK_POLL_SECONDS = 0.1
-_CALLS = 8
 
 
 def remove(
@@ -31,24 +30,21 @@ def remove(
     connections: Mapping[str, Connection],
     now: bool,
     timeout_seconds: float,
-    tick: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Remove a run; what is left of it after the deadline. `tick` is called while we wait."""
+    """Remove a run; what is left of it after the deadline."""
     deadline = time.monotonic() + timeout_seconds
-    with ThreadPoolExecutor(max_workers=_CALLS) as pool:
-        where = [(connections[cluster], namespace) for cluster, namespace in places.namespaces()]
-        jobs = [job for found in pool.map(lambda one: _owners(one[0], one[1], places.run), where) for job in found]
-        list(pool.map(lambda job: job[0].delete(job[1], job[3], namespace=job[2]), jobs))
-        owners = {(job[0].name, job[2], job[3]) for job in jobs}
-        owners |= {(one.cluster, one.namespace, one.job) for one in places.all()}
-        while True:
-            left = list(pool.map(lambda one: _left(one[0], one[1], places.run, owners, now=now), where))
-            if not any(left) or time.monotonic() > deadline:
-                break
-            tick()
-            time.sleep(_QUICK_POLL_SECONDS if now else _POLL_SECONDS)
-        list(pool.map(lambda one: _remove_rest(one[0], one[1], places.run), where))
-    return [text for found in left for text in found]
+    where = [(connections[cluster], namespace) for cluster, namespace in places.namespaces()]
+    jobs = [job for found in each(where, lambda one: _owners(*one, places.run)) for job in found]
+    each(jobs, lambda job: job[0].delete(job[1], job[3], namespace=job[2]))
+    owners = {(job[0].name, job[2], job[3]) for job in jobs}
+    owners |= {(one.cluster, one.namespace, one.job) for one in places.all()}
+    while True:
+        left = each(where, lambda one: _left(*one, places.run, owners, now=now))
+        if not any(left) or time.monotonic() > deadline:
+            break
+        time.sleep(_QUICK_POLL_SECONDS if now else _POLL_SECONDS)
+    each(where, lambda one: _remove_rest(*one, places.run))
+    return [one for found in left for one in found]
 
 
 def _owners(connection: Connection, namespace: str, run: str) -> list[tuple[Connection, str, str, str]]:

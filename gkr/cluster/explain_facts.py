@@ -50,6 +50,8 @@ class Facts:
     local_queues: Sequence[Object] = ()
     """Of the namespace."""
     cluster_queue: Object | None = None
+    flavors: Sequence[Object] = ()
+    """ResourceFlavors of the cluster."""
     workloads: Sequence[Object] = ()
     """All that share the ClusterQueue, this one's too."""
     pending: Sequence[Object] = ()

@@ -22,7 +22,7 @@ def holders_line(held: Sequence[tuple[Claim, float]], *, resource: str, now: flo
     """`held by big (run), 512 GPUs for 2h04m, ...`; empty if nobody holds any."""
     if not held:
         return ""
-    parts = [f"{one.who} {amount:g} {unit_of(resource)}{_since(one, now=now)}" for one, amount in held]
+    parts = [f"{one.who} {amount_of(amount, resource)}{_since(one, now=now)}" for one, amount in held]
     return f"held by {listed(parts)}"
 
 
@@ -73,6 +73,8 @@ def _since(one: Claim, *, now: float) -> str:
     return f" for {short_duration(now - one.admitted)}" if one.admitted else ""
 
 
-def unit_of(resource: str) -> str:
-    """`GPUs` for the resource's own name."""
-    return "GPUs" if resource == GPU else resource
+def amount_of(amount: float, resource: str) -> str:
+    """`16 GPUs`, `5600Gi memory`, `1.5 cpu`."""
+    if resource in {"memory", "ephemeral-storage"}:
+        return f"{amount / 2**30:.4g}Gi {resource}" if amount < 2**40 else f"{amount / 2**30:.0f}Gi {resource}"
+    return f"{amount:g} {'GPUs' if resource == GPU else resource}"

@@ -102,6 +102,10 @@ def _judgement(
     if need.gpus > biggest:
         action = f"ask for at most {kind}:{biggest} per node, and for more nodes"
         return f"no node has {need.gpus} {kind}: the largest has {biggest}", "change", action
+    widest = _widest(need, nodes)
+    if need.spread and widest < need.pods:
+        text = f"it insists on {plural(need.pods, 'node')} within one {need.spread}, which has at most {widest}"
+        return text, "change", f"ask for at most {plural(widest, 'node')}, or let the group span several"
     if able < need.pods:
         out = [node for node in nodes if not node.usable]
         if able + len(out) >= need.pods:
@@ -268,6 +272,14 @@ def _who(need: Need, nodes: Sequence[Node]) -> str:
     missing = need.pods - sum(node.free >= need.gpus for node in nodes)
     enough = sorted((count, who) for who, count in taken.items() if count >= missing > 0)
     return f": the end of {enough[0][1]} is enough" if enough else ""
+
+
+def _widest(need: Need, nodes: Sequence[Node]) -> int:
+    """The most nodes that could hold a pod within one domain of the level that is a must, were they all free."""
+    domains = Counter(
+        node.subblock if need.spread == "subblock" else node.block for node in nodes if node.gpus >= need.gpus
+    )
+    return max(domains.values(), default=0) if need.spread in {"block", "subblock"} else len(nodes)
 
 
 def _blocked(need: Need, nodes: Iterable[Node]) -> list[Node]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gkr.cluster.explain_facts import Facts, Level, Remedy, Verdict
-from gkr.cluster.explain_holders import holders, holders_line, unit_of, what_frees
+from gkr.cluster.explain_holders import amount_of, holders, holders_line, what_frees
 from gkr.cluster.explain_objects import Object, condition, holds, labels, listed, name, spec, status
 from gkr.cluster.explain_place import no_place
 from gkr.cluster.explain_quota import Obstacle, read_message
+from gkr.cluster.explain_reckon import reckon
 from gkr.cluster.queues import admission, asked, inactive, order, quotas
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -59,6 +60,8 @@ def quota(facts: Facts) -> Verdict | None:
         return None
     reserved = condition(workload, "QuotaReserved") or {}
     obstacle = read_message(str(reserved.get("reason") or ""), message=str(reserved.get("message") or ""))
+    if obstacle.cause in {"flavor", "unknown"} and obstacle.words:
+        obstacle = reckon(facts, workload, obstacle)
     if spec(workload).get("active") is False or obstacle.cause == "held":
         text = "it is held: its Workload is deactivated"
         return _plain(facts, obstacle, text, "change", action="set it active again, or cancel it")
@@ -106,27 +109,28 @@ def checks(facts: Facts) -> Verdict | None:
 
 
 def _waits_for_quota(facts: Facts, workload: Object, obstacle: Obstacle) -> Verdict:
-    wanted, unit = asked(workload, obstacle.resource), unit_of(obstacle.resource)
+    resource = obstacle.resource
+    wanted = asked(workload, resource)
     numbers = {"asked": wanted, "more_needed": obstacle.amount, **_place_numbers(facts)}
-    first = f"asks for {wanted:g} {unit}"
+    first = f"asks for {amount_of(wanted, resource)}"
     for row in quotas(facts.cluster_queue or {}):
-        if (row.flavor, row.resource) == (obstacle.flavor, obstacle.resource):
+        if (row.flavor, row.resource) == (obstacle.flavor, resource):
             numbers |= {"quota": row.nominal, "used": row.used, "free": row.free}
-            first += f"; quota {row.nominal:g}, {row.used:g} in use, {row.free:g} free"
-    held = holders(facts, flavor=obstacle.flavor, resource=obstacle.resource)
-    evidence = (first, holders_line(held, resource=obstacle.resource, now=facts.now), _place_line(facts))
-    text = f"it waits for quota: {obstacle.amount:g} more {unit} of {obstacle.flavor} needed"
+            quota, used, free = (amount_of(one, resource) for one in (row.nominal, row.used, row.free))
+            first += f"; quota {quota}, in use {used}, free {free}"
+    held = holders(facts, flavor=obstacle.flavor, resource=resource)
+    evidence = (first, holders_line(held, resource=resource, now=facts.now), _place_line(facts))
+    text = f"it waits for quota: {amount_of(obstacle.amount, resource)} more of {obstacle.flavor} needed"
     action = what_frees(facts, obstacle)
     return Verdict(Level.QUOTA, text, "wait", tuple(filter(None, evidence)), action=action, numbers=numbers)
 
 
 def _asks_too_much(facts: Facts, obstacle: Obstacle) -> Verdict:
-    unit, queue = unit_of(obstacle.resource), _queue_name(facts)
-    text = (
-        f"it can never be admitted: it asks for {obstacle.amount:g} {unit}, queue {queue} has {obstacle.most:g} in all"
-    )
+    queue = _queue_name(facts)
+    wanted, most = amount_of(obstacle.amount, obstacle.resource), amount_of(obstacle.most, obstacle.resource)
+    text = f"it can never be admitted: it asks for {wanted}, queue {queue} has {most} in all"
     evidence = (f"pod set {obstacle.pod_set}, flavor {obstacle.flavor}", f"Kueue: {obstacle.words}")
-    action = f"ask for at most {obstacle.most:g} {unit} in this learner, or have the quota of {queue} raised"
+    action = f"ask for at most {most} in this learner, or have the quota of {queue} raised"
     numbers = {"asked": obstacle.amount, "quota": obstacle.most}
     return Verdict(Level.QUOTA, text, "change", evidence, action=action, numbers=numbers)
 

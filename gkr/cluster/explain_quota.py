@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from gkr.cluster.explain_objects import quantity
+from gkr.cluster.explain_objects import GPU, quantity
 
 Cause = Literal[
     "unused quota", "topology", "preemption", "maximum", "flavor", "queue", "held", "ready", "unknown",
@@ -43,8 +43,9 @@ _TOPOLOGY = re.compile(
     r"allows to fit only (?P<fit>\d+) out of (?P<of>\d+)) (?P<unit>pod|slice)"
 )
 _MISMATCH = re.compile(
-    r"flavor (?P<flavor>\S+) (?:doesn't match node affinity|not found)|untolerated taint .* in flavor (?P<tainted>\S+)|"
-    r'Flavor "(?P<flat>[^"]+)" does not support TopologyAwareScheduling'
+    r"flavor (?P<flavor>[^\s,]+) (?:doesn't match node affinity|not found)|"
+    r"untolerated taint \{[^}]*\} in flavor (?P<tainted>[^\s,]+)|"
+    r'Flavor "(?P<flat>[^"]+)" (?:does not support|supports only) TopologyAwareScheduling'
 )
 _QUEUE = re.compile(
     r"(?:Local|Cluster)Queue \S+ (?:doesn't exist|is inactive|is stopped|not found)|"
@@ -79,9 +80,9 @@ def read_message(reason: str, *, message: str) -> Obstacle:
     preempting = _PREEMPTION.search(message)
     if preempting is not None:
         return Obstacle("preemption", message, amount=float(preempting["count"]))
-    clauses = [found for clause in message.split("; ") if (found := _POD_SET.search(clause)) is not None]
+    clauses = [_pod_set(one["name"], one["rest"], words=message) for one in _clauses(message)]
     if clauses:
-        worst = max((_pod_set(one["name"], one["rest"], words=message) for one in clauses), key=_hardness)
+        worst = max(clauses, key=_hardness)
         if worst.cause != "unknown":
             return worst
     if _QUEUE.search(message):
@@ -89,12 +90,23 @@ def read_message(reason: str, *, message: str) -> Obstacle:
     return Obstacle(granular or "unknown", message)
 
 
+def ruled_out(message: str, *, pod_set: str) -> frozenset[str]:
+    """Flavors that the message says a pod set can never have."""
+    clauses = [found["rest"] for found in _clauses(message) if found["name"] == pod_set]
+    matches = [one for clause in clauses for one in _MISMATCH.finditer(clause)]
+    return frozenset(one["flavor"] or one["tainted"] or one["flat"] for one in matches)
+
+
+def _clauses(message: str) -> list[re.Match[str]]:
+    return [found for clause in message.split("; ") if (found := _POD_SET.search(clause)) is not None]
+
+
 def _pod_set(pod_set: str, text: str, *, words: str) -> Obstacle:
     """The easiest of its flavors: one of them is enough. Of one flavor the hardest resource counts."""
     by_flavor: dict[str, Obstacle] = {}
     for one in _obstacles(pod_set, text, words=words):
         known = by_flavor.get(one.flavor)
-        by_flavor[one.flavor] = one if known is None else max(known, one, key=_hardness)
+        by_flavor[one.flavor] = one if known is None else max(known, one, key=_weight)
     return min(by_flavor.values(), key=_hardness, default=Obstacle("unknown", words, pod_set=pod_set))
 
 
@@ -109,11 +121,15 @@ def _obstacles(pod_set: str, text: str, *, words: str) -> Iterable[Obstacle]:
         fit, pods = int(one["fit"] or 0), int(one["of"] or one["all"])
         yield Obstacle("topology", words, pod_set, flavor=f"topology {one['topology']}", fit=fit, pods=pods)
     for one in _MISMATCH.finditer(text):
-        flavor = one["flavor"] or one["tainted"] or one["flat"]
-        yield Obstacle("flavor", words, pod_set, flavor=flavor.rstrip(","))
+        yield Obstacle("flavor", words, pod_set, flavor=one["flavor"] or one["tainted"] or one["flat"])
 
 
 _ORDER: tuple[Cause, ...] = ("unused quota", "topology", "maximum", "flavor")
+
+
+def _weight(one: Obstacle) -> tuple[int, bool]:
+    """Of resources that are equally short, GPUs are what people asked for."""
+    return _hardness(one), one.resource == GPU
 
 
 def _hardness(one: Obstacle) -> int:

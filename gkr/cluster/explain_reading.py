@@ -19,7 +19,6 @@ from gkr.cluster.connection import Connection
 from gkr.cluster.explain_facts import Facts
 from gkr.cluster.explain_objects import (
     Object,
-    condition,
     holds,
     leaving,
     meta,
@@ -31,12 +30,11 @@ from gkr.cluster.explain_objects import (
     status,
 )  # fmt: skip
 from gkr.cluster.kinds import ALL
-from gkr.cluster.places import LearnerPlace, Places
+from gkr.cluster.places import LearnerPlace
 from gkr.cluster.queues import Queue, home_of, read_queues
 from manifests.labels import LEARNER, ROLE, RUN
 from manifests.names import HEAD, SYNCER, private_services, service_group
 from spec.errors import NotFoundError, RefusedError, UnreachableError
-from spec.events import Event
 from spec.plan import Plan
 
 T = TypeVar("T")
@@ -95,9 +93,7 @@ def pending(connection: Connection, queue: str) -> list[dict[str, Any]]:
     return list(found.get("items") or ())
 
 
-def read_facts(
-    connection: Connection, place: LearnerPlace, *, run: str, plan: Plan, happened: Sequence[Event]
-) -> Facts:
+def read_facts(connection: Connection, place: LearnerPlace, *, run: str, plan: Plan) -> Facts:
     """Everything about one learner; about the syncer if the place names no learner. Deeper things only when needed."""
     selector = {RUN: run, **({LEARNER: place.learner} if place.learner else {ROLE: SYNCER})}
     base = Facts(
@@ -107,7 +103,6 @@ def read_facts(
         job=place.job if place.learner else "",
         queue=_queue_of(plan, place.learner),
         now=time.time(),
-        happened=happened,
         expected=expected_pods(plan, place.learner),
     )
     pods, rayjob, workloads, local_queues = side_by_side(
@@ -131,8 +126,7 @@ def _deeper(connection: Connection, facts: Facts, *, workloads: Sequence[Object]
     if late or (admitted and not facts.pods) or (not facts.job and not facts.pods):
         facts = replace(facts, events=_events(connection, facts))
     homeless = any(not node_of(pod) and phase(pod) == "Pending" for pod in late)
-    topology = "topology" in str((condition(facts.workload or {}, "QuotaReserved") or {}).get("message") or "")
-    if homeless or (topology and not admitted):
+    if homeless or (facts.workload is not None and not holds(facts.workload, "QuotaReserved")):
         facts = replace(facts, nodes=optional(partial(read_cluster_nodes, connection), otherwise=[]))
     return facts
 
@@ -142,17 +136,18 @@ def _with_queue(connection: Connection, facts: Facts, *, workloads: Sequence[Obj
     home = home_of(facts.workload or {}, homes=homes)
     if not home:
         return facts
-    queue, others, order, classes, all_homes = side_by_side(
+    queue, others, order, classes, all_homes, flavors = side_by_side(
         partial(optional, partial(connection.find, "ClusterQueue", home), otherwise=None),
         partial(optional, partial(connection.list, "Workload", namespace=ALL), otherwise=list(workloads)),
         partial(pending, connection, home),
         partial(optional, partial(connection.list, "WorkloadPriorityClass"), otherwise=[]),
         partial(optional, partial(connection.list, "LocalQueue", namespace=ALL), otherwise=list(facts.local_queues)),
+        partial(optional, partial(connection.list, "ResourceFlavor"), otherwise=[]),
     )
     homes = {(str(meta(one).get("namespace")), name(one)): str(spec(one).get("clusterQueue", "")) for one in all_homes}
     sharing = [one for one in others if home_of(one, homes=homes) == home and not holds(one, "Finished")]
     priorities = {name(one): int(one.get("value") or 0) for one in classes}
-    return replace(facts, cluster_queue=queue, workloads=sharing, pending=order, priorities=priorities)
+    return replace(facts, cluster_queue=queue, workloads=sharing, pending=order, priorities=priorities, flavors=flavors)
 
 
 def expected_pods(plan: Plan, learner: str) -> dict[str, int]:
@@ -163,14 +158,6 @@ def expected_pods(plan: Plan, learner: str) -> dict[str, int]:
     groups = Counter(node.group for node in own.nodes)
     services = {service_group(one): one.replicas for one in private_services(own)}
     return {HEAD: 1, **groups, **services}
-
-
-def places_by_cluster(places: Places) -> dict[str, list[LearnerPlace]]:
-    """All places of a run, by cluster."""
-    found: dict[str, list[LearnerPlace]] = {}
-    for one in places.all():
-        found.setdefault(one.cluster, []).append(one)
-    return found
 
 
 def side_by_side(*questions: Callable[[], Any]) -> list[Any]:

@@ -52,11 +52,15 @@ E = TypeVar("E", bound=Event)
 def running(facts: Facts) -> Verdict:
     """Level 7, and the end of the way down: there is always an answer."""
     here = [pod for pod in facts.pods if not leaving(pod)]
-    return _ended_pod(here) or _head(facts, here) or _missing(facts, here) or _ray(facts) or happening(facts)
+    return head_waits(facts, here) or _missing(facts, here) or _ray(facts) or happening(facts)
 
 
-def _ended_pod(pods: Sequence[Object]) -> Verdict | None:
-    """A container that ended badly, also under a pod that is restarted again and again."""
+def crashed(facts: Facts) -> Verdict | None:
+    """A container that ended badly, also under a pod that is restarted again and again.
+
+    Asked before level 6: what else does not start waits for it.
+    """
+    pods = [pod for pod in facts.pods if not leaving(pod)]
     bad: list[tuple[Object, Object, Object]] = []
     for pod in pods:
         for one in status(pod).get("containerStatuses") or ():
@@ -99,8 +103,9 @@ def _evicted(pods: Sequence[Object]) -> Verdict:
     return Verdict(Level.RUNNING, text, "wait", evidence, action="wait: it is replaced; `gkr nodes` shows the node")
 
 
-def _head(facts: Facts, pods: Sequence[Object]) -> Verdict | None:
-    head = next((pod for pod in pods if _role(pod) == "head"), None)
+def head_waits(facts: Facts, pods: Sequence[Object]) -> Verdict | None:
+    """Ray's head runs and does not serve yet; until it does, workers stay in their init containers."""
+    head = next((pod for pod in pods if _role(pod) == "head" and phase(pod) == "Running"), None)
     if head is None or ready(head):
         return None
     since = facts.now - (seconds(status(head).get("startTime")) or facts.now)

@@ -36,6 +36,7 @@ _SANDBOX = frozenset({"FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSan
 _GOOD = frozenset({"Pulled", "Created", "Started", "SuccessfulAttachVolume"})
 _RPC = re.compile(r"rpc error: code = \w+ desc = ")
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*":?\s*')
+_WAITS_FOR_HEAD = "wait-gcs-ready"
 _LONGEST = 400
 
 
@@ -60,7 +61,8 @@ def started(facts: Facts) -> Verdict | None:
         found = [one for one in waiting if one.reason in reasons]
         if found:
             return judge(facts, found, pods=len(here))
-    return _by_event(facts, here) or _init_runs(here, now=facts.now) or _starting(facts, here)
+    verdict = _by_event(facts, here) or _init_runs(here, now=facts.now)
+    return verdict or (None if all(map(_waits_for_head, here)) else _starting(facts, here))
 
 
 def image_words(message: str, events: Iterable[Object] = (), *, pod: str = "") -> str:
@@ -195,12 +197,17 @@ def _init_runs(pods: Sequence[Object], *, now: float) -> Verdict | None:
         return None
     container, members = max(running.items(), key=lambda item: len(item[1]))
     pod, longest = max(members, key=lambda pair: pair[1])
-    waits_for_head = container == "wait-gcs-ready"
-    what = "wait for the Ray head" if waits_for_head else f"run init container {container}"
+    if container == _WAITS_FOR_HEAD:
+        return None
     evidence = (f"longest: {name(pod)} on {node_of(pod)}, for {short_duration(longest)}",)
-    action = "wait" if not waits_for_head else "wait; if the head is ready for long, `gkr logs RUN --role head`"
-    text = f"{plural(len(members), 'pod')} of {group(pod)} {what}"
-    return Verdict(Level.STARTED, text, "wait", evidence, action=action, numbers={"seconds": longest})
+    text = f"{plural(len(members), 'pod')} of group {group(pod)} run init container {container}"
+    return Verdict(Level.STARTED, text, "wait", evidence, action="wait", numbers={"seconds": longest})
+
+
+def _waits_for_head(pod: Object) -> bool:
+    """KubeRay's init container: the head is what to look at."""
+    statuses = status(pod).get("initContainerStatuses") or ()
+    return any(one.get("name") == _WAITS_FOR_HEAD and "running" in (one.get("state") or {}) for one in statuses)
 
 
 def _starting(facts: Facts, pods: Sequence[Object]) -> Verdict:

@@ -85,7 +85,7 @@ def _translate(rule: str) -> str:
         elif rule[at] == "?":
             text, at = text + "[^/]", at + 1
         elif rule[at] == "[" and (end := rule.find("]", at + 2)) > 0:
-            inside = rule[at + 1 : end].replace("\\", "\\\\")
+            inside = rule[at + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
             inside = f"^{inside[1:]}" if inside[0] in "!^" else inside
             text, at = f"{text}[{inside}]", end + 1
         elif rule[at] == "\\" and at + 1 < len(rule):

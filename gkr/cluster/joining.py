@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from gkr.cluster.calls import each
 from gkr.cluster.connection import Connection, connect
 from gkr.cluster.fields import part
 from gkr.cluster.kubeconfig import current_context, default_path, read_context
@@ -77,8 +77,7 @@ def refresh_known(names: Iterable[str]) -> bool:
     """Read the facts of these clusters again where they are published to us; true if any has changed."""
     registry = read_registry()
     entries = [registry.entries[name] for name in dict.fromkeys(names) if name in registry.entries]
-    with ThreadPoolExecutor(max_workers=max(1, len(entries))) as pool:
-        return any(list(pool.map(_refreshed, entries)))
+    return any(each(entries, _refreshed))
 
 
 def _refreshed(entry: ClusterEntry) -> bool:
@@ -95,10 +94,7 @@ def describe_all(*, check: bool) -> list[dict[str, Any]]:
     """A row for each cluster that was added."""
     registry = read_registry()
     entries = list(registry.entries.values())
-    states = [""] * len(entries)
-    if check and entries:
-        with ThreadPoolExecutor(max_workers=len(entries)) as pool:
-            states = list(pool.map(_state, entries))
+    states = each(entries, _state) if check else [""] * len(entries)
     return [_row(entry, state, default=registry.default) for entry, state in zip(entries, states, strict=True)]
 
 

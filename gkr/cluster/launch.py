@@ -8,7 +8,8 @@ so that a run can always be cancelled.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,28 +57,29 @@ def prepare(plan: Plan, *, entries: Mapping[str, ClusterEntry], say: Say) -> Pre
 
 def launch(prepared: Prepared, *, root: Path, say: Say) -> Run:
     """Check, write the run's folder, upload, create; the run."""
-    plan = prepared.plan
-    connections = connect_all(prepared.places)
-    preflight(plan, prepared.objects, connections=connections)
-    run = create_run(plan, root=root)
-    write_places(run.path, prepared.places)
-    try:
-        _upload(prepared, connections=connections, say=say)
-        _create(prepared, connections=connections)
-    except KeyboardInterrupt:
-        _undo(run, prepared.places, connections, status="cancelled", reason="interrupted while it was created")
-        raise
-    except GkrError as error:
-        _undo(run, prepared.places, connections, status="failed", reason=f"could not be created: {error.message}")
-        raise
+    with connected(prepared.places) as connections:
+        preflight(prepared.plan, prepared.objects, connections=connections)
+        run = create_run(prepared.plan, root=root)
+        write_places(run.path, prepared.places)
+        try:
+            _upload(prepared, connections=connections, say=say)
+            _create(prepared, connections=connections)
+        except KeyboardInterrupt:
+            _undo(run, prepared.places, connections, status="cancelled", reason="interrupted while it was created")
+            raise
+        except GkrError as error:
+            _undo(run, prepared.places, connections, status="failed", reason=f"could not be created: {error.message}")
+            raise
     with locked(run.path):
         append(run.path, [status_event("preparing", "", exit_code=None)])
     return run
 
 
-def connect_all(places: Places) -> dict[str, Connection]:
+@contextmanager
+def connected(places: Places) -> Generator[dict[str, Connection]]:
     """A connection to every cluster of a run."""
-    return {name: connect(entry) for name, entry in places.clusters.items()}
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(closing(connect(entry))) for name, entry in places.clusters.items()}
 
 
 def places_of(plan: Plan, *, entries: Mapping[str, ClusterEntry]) -> Places:

@@ -67,7 +67,7 @@ def read_pods(
             return []
         try:
             return list(_once(connections[pod.cluster], pod, request=request))
-        except (RefusedError, NotFoundError) as error:
+        except (RefusedError, NotFoundError, UnreachableError) as error:
             silent[pod.name] = error.message
             return []
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from gkr.cluster.calls import each
 from gkr.cluster.connection import Connection
 from gkr.cluster.fields import items, label, text
 from gkr.cluster.kinds import ALL
@@ -26,8 +26,7 @@ def observe(places: Places, connections: Connections) -> dict[str, JobState]:
     groups: dict[tuple[str, str], list[LearnerPlace]] = defaultdict(list)
     for one in places.learners:
         groups[one.cluster, one.namespace].append(one)
-    with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
-        answers = list(pool.map(lambda item: _observe(item[1], connections[item[0][0]], places.run), groups.items()))
+    answers = each(groups.items(), lambda one: _observe(one[1], connections[one[0][0]], places.run))
     return {name: state for answer in answers for name, state in answer.items()}
 
 

@@ -7,10 +7,10 @@ the server's own dry-run of every object). Must not judge whether the run fits n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gkr.cluster.calls import each
 from gkr.cluster.connection import Connection, label_of
 from gkr.cluster.fields import part, text
 from gkr.cluster.kinds import KINDS
@@ -19,7 +19,6 @@ from spec.errors import EXIT_UNREACHABLE, GkrError, NotFoundError, RefusedError
 from spec.plan import LearnerPlan, Plan
 
 Objects = Sequence[Mapping[str, Any]]
-_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,8 @@ RIGHTS = (
 
 def preflight(plan: Plan, objects: Mapping[str, Objects], *, connections: Mapping[str, Connection]) -> None:
     """RefusedError with everything that is in the way; unreachable clusters are reported as such."""
-    with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
-        problems = [
-            problem
-            for cluster, connection in connections.items()
-            for problem in _check_cluster(plan, objects.get(cluster, ()), connection=connection, pool=pool)
-        ]
-    raise_problems(problems)
+    found = each(connections.values(), lambda one: _check_cluster(plan, objects.get(one.name, ()), connection=one))
+    raise_problems([problem for problems in found for problem in problems])
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:
@@ -78,30 +72,20 @@ def raise_problems(problems: Sequence[Problem]) -> None:
     raise RefusedError(f"nothing was created, for {len(problems)} reasons:{lines}")
 
 
-def dry_run(objects: Mapping[str, Objects], *, connections: Mapping[str, Connection]) -> int:
-    """Ask each server to accept every object without keeping it; how many it would take."""
-    problems: list[Problem] = []
-    with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
-        for cluster, connection in connections.items():
-            problems += _dry_run(objects.get(cluster, ()), connection=connection, pool=pool)
-    raise_problems(problems)
-    return sum(len(group) for group in objects.values())
-
-
-def _check_cluster(plan: Plan, objects: Objects, *, connection: Connection, pool: ThreadPoolExecutor) -> list[Problem]:
+def _check_cluster(plan: Plan, objects: Objects, *, connection: Connection) -> list[Problem]:
     learners = [one for one in plan.learners if one.cluster == connection.name]
     namespaces = list(dict.fromkeys(str(one["metadata"]["namespace"]) for one in objects))
     missing = [problem for one in namespaces for problem in _check_namespace(connection, one)]
     if missing:
         return missing  # everything below would only repeat it
-    rights = _check_rights(connection, objects, namespaces=namespaces, pool=pool)
+    rights = _check_rights(connection, objects, namespaces=namespaces)
     checks: list[Callable[[], Iterable[Problem]]] = [lambda: _check_priority(plan, connection)]
     checks += [lambda one=one: _check_queue(one, objects, connection=connection) for one in learners]
     checks += [lambda one=one: _check_named(plan, one, connection=connection) for one in learners]
-    found = [problem for problems in pool.map(lambda check: list(check()), checks) for problem in problems]
+    found = [problem for problems in each(checks, lambda check: list(check())) for problem in problems]
     if rights or found:
         return [*rights, *found]
-    return _dry_run(objects, connection=connection, pool=pool)
+    return _dry_run(objects, connection=connection)
 
 
 def _check_namespace(connection: Connection, name: str) -> Iterable[Problem]:
@@ -180,9 +164,7 @@ def _missing(connection: Connection, kind: str, name: str, *, namespace: str) ->
         return False  # may not look; the pods will say
 
 
-def _check_rights(
-    connection: Connection, objects: Objects, *, namespaces: Sequence[str], pool: ThreadPoolExecutor
-) -> list[Problem]:
+def _check_rights(connection: Connection, objects: Objects, *, namespaces: Sequence[str]) -> list[Problem]:
     kinds = {str(one["kind"]) for one in objects}
     wanted = {
         Right(verb, KINDS[kind].group, KINDS[kind].plural, why="launch" if verb != "delete" else "cancel")
@@ -190,7 +172,7 @@ def _check_rights(
         for verb in ("create", "patch", "delete")
     }
     asked = [(namespace, right) for namespace in namespaces for right in dict.fromkeys([*RIGHTS, *sorted(wanted)])]
-    answers = pool.map(lambda one: _allowed(connection, one[1], namespace=one[0]), asked)
+    answers = each(asked, lambda one: _allowed(connection, one[1], namespace=one[0]))
     denied = [one for one, allowed in zip(asked, answers, strict=True) if not allowed]
     return [_denied(connection, namespace, denied) for namespace in dict.fromkeys(one for one, _ in denied)]
 
@@ -213,8 +195,8 @@ def _allowed(connection: Connection, right: Right, *, namespace: str) -> bool:
     return part(connection.create(review), "status").get("allowed") is True
 
 
-def _dry_run(objects: Objects, *, connection: Connection, pool: ThreadPoolExecutor) -> list[Problem]:
-    found = pool.map(lambda one: _refusal(one, connection=connection), objects)
+def _dry_run(objects: Objects, *, connection: Connection) -> list[Problem]:
+    found = each(objects, lambda one: _refusal(one, connection=connection))
     return [problem for problem in found if problem is not None]
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from gkr.cluster.calls import each
 from gkr.cluster.connection import Connection, connect
 from gkr.cluster.fields import label, name_of, text
 from gkr.cluster.observe import EXPERIMENT, LEARNER, find_runs, workloads_of
 from gkr.cluster.registry import ClusterEntry, Registry, config_folder
 from gkr.cluster.state import JobState, job_state
 from spec.errors import GkrError
+
+_MOST_CLUSTERS = 32
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,11 @@ def survey(registry: Registry, *, only: Iterable[str] | None = None) -> tuple[li
     entries = [registry.entries[name] for name in (registry.entries if only is None else only)]
     found: list[Found] = []
     failed: dict[str, GkrError] = {}
-    with ThreadPoolExecutor(max_workers=max(1, len(entries))) as pool:
-        for entry, answer in zip(entries, pool.map(_try, entries), strict=True):
-            if isinstance(answer, GkrError):
-                failed[entry.name] = answer
-            else:
-                found += answer
+    for entry, answer in zip(entries, each(entries, _try, most=_MOST_CLUSTERS), strict=True):
+        if isinstance(answer, GkrError):
+            failed[entry.name] = answer
+        else:
+            found += answer
     return found, failed
 
 
@@ -53,10 +54,10 @@ def known_namespaces(entry: ClusterEntry) -> list[str]:
         return [entry.namespace]
     try:
         facts: dict[str, Any] = json.loads((config_folder() / "facts" / f"{entry.name}.json").read_bytes())
-        namespaces: list[str] = facts.get("namespaces") or ["default"]
-        return namespaces
     except (OSError, ValueError):
-        return ["default"]
+        facts = {}
+    namespaces: list[str] = facts.get("namespaces") or ["default"]
+    return namespaces
 
 
 def _try(entry: ClusterEntry) -> list[Found] | GkrError:

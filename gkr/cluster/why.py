@@ -11,7 +11,7 @@ from dataclasses import replace
 from gkr.cluster.explain_facts import Facts, Verdict
 from gkr.cluster.explain_place import placed
 from gkr.cluster.explain_queue import checks, created, queued, quota
-from gkr.cluster.explain_run import ended, happening, running
+from gkr.cluster.explain_run import crashed, ended, happening, running
 from gkr.cluster.explain_start import started
 
 _MARKS = {"wait": "wait", "change": "change the request", "admin": "tell an administrator", "none": ""}
@@ -21,7 +21,7 @@ def explain(facts: Facts) -> Verdict:
     """Of one learner, or of the syncer, in a cluster."""
     if facts.rayjob is None and ended(facts):
         return happening(facts)  # its objects may be gone; what it wrote is not
-    levels = (created, queued, quota, checks, placed, started) if facts.job else (placed, started)
+    levels = (created, queued, quota, checks, placed, crashed, started) if facts.job else (placed, crashed, started)
     for level in levels:
         verdict = level(facts)
         if verdict is not None:

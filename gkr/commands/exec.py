@@ -30,6 +30,7 @@ class _Command(click.Command):
 @click.option("--node", help="On this node, or a number: that pod of the group, from 0 on.")
 @click.option("--pod", help="In the pod whose name begins so.")
 @click.option("--container", help="In this container; default: the main one.")
+@click.option("-i", "--stdin", is_flag=True, help="Pass what is piped in; without a terminal only.")
 @click.option("-T", "--no-terminal", is_flag=True, help="Never interactive, even in a terminal.")
 @click.pass_context
 def command(
@@ -42,6 +43,7 @@ def command(
     node: str | None,
     pod: str | None,
     container: str | None,
+    stdin: bool,
     no_terminal: bool,
 ) -> int:
     """Run COMMAND in a pod of RUN; the exit code is the command's.
@@ -73,4 +75,4 @@ def command(
     connection = connections[chosen.cluster]
     if not no_terminal and sys.stdin.isatty() and sys.stdout.isatty():
         return run_interactive(connection, chosen, command=inside)
-    return run_plain(connection, chosen, command=inside, stdin=piped_stdin())
+    return run_plain(connection, chosen, command=inside, stdin=piped_stdin() if stdin else None)

@@ -21,10 +21,10 @@ def command(*, run: str | None, learner: str | None, output: str) -> int:
 
     One verdict for each learner, with evidence and one thing to do. `-o json` gives level, remedy and numbers.
     """
+    from gkr.backend import find_run
     from gkr.cluster.explain_run_reading import explain_run
     from gkr.cluster.why import lines
     from gkr.output import result, result_json, say
-    from gkr.runs import find_run
     from spec.errors import EXIT_OK, EXIT_UNREACHABLE, NotFoundError
 
     found = find_run(run)

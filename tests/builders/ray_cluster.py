@@ -1,8 +1,8 @@
 """A Ray cluster of pretended pods on this machine: real `ray start` under the real main process of a pod.
 
-Each pod has a folder, a loopback address and an environment of its own, as on Kubernetes; what it shares with the others
-is the bucket. `delete` is what deleting a pod is: everything in it gets SIGKILL, and a new one with an empty folder comes
-a moment later. A container that ends by itself is started again in the same folder.
+Each pod has a folder, a loopback address and an environment of its own, as on Kubernetes; what it shares with the
+others is the bucket. `delete` is what deleting a pod is: everything in it gets SIGKILL, and a new one with an empty
+folder comes a moment later. A container that ends by itself is started again in the same folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from spec.plan import LearnerPlan, Plan
 from tests.builders.local_runs import REPOSITORY
 
 BIN = Path(sys.executable).parent
+HEAD_SECONDS = 20.0
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
@@ -59,6 +60,7 @@ class RayCluster:
     pods: dict[str, Pod] = field(default_factory=dict[str, Pod])
     driver: subprocess.Popen[bytes] | None = None
     drivers: int = 0
+    _ended_at: float = 0.0
 
     def start(self) -> None:
         """All pods; the driver when they have joined."""
@@ -89,7 +91,13 @@ class RayCluster:
                 if pod.role == "head":
                     self._submit()
         assert self.driver is not None
-        return self.driver.poll()
+        code = self.driver.poll()
+        if code in (None, 0):
+            self._ended_at = 0.0
+            return code
+        # Where the head died, the driver dies of it first, and nobody hears of that.
+        self._ended_at = self._ended_at or time.monotonic()
+        return code if time.monotonic() - self._ended_at > HEAD_SECONDS else None
 
     def delete(self, name: str) -> None:
         """A pod goes with everything in it; its successor knows nothing."""
@@ -166,7 +174,8 @@ class RayCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+            "RAY_raylet_start_wait_time_s": "180",
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",

@@ -174,14 +174,14 @@ def whole(worlds: dict[str, Any], label: str, key: str) -> dict[str, np.ndarray]
     return tensors
 
 
-def checkpoints(folder: Path) -> None:
+def checkpoints(folder: Path, *, uri: str) -> None:
     """Saved after 2 and 3 steps by 2 x 2 ranks; taken up by 4, 2 and 1, which go on; by 2 with a damaged part."""
+    from storage import open_bucket
     from training.checkpoint import CheckpointWriter, load_latest
     from training.parallel import gather_local, is_primary_replica
 
-    root = folder / "saved"
-
     def save(rank: int) -> Any:
+        root = open_bucket(uri)  # in each rank: a client of an object store has threads, which a fork does not keep
         mesh, network, optimizer, ema, config = make_learner(4, shard_size=2)
         learner = {"network": network, "optimizer": optimizer, "ema": ema, "config": config}
         writer = CheckpointWriter(root, keep=2, rank=rank, world_size=4, epoch=1, attempt=1, deadline_seconds=20)
@@ -204,7 +204,13 @@ def checkpoints(folder: Path) -> None:
         outcomes = [str(one) for one in writer.close(timeout_seconds=25)]
         return {"results": results, "primary": is_primary_replica(mesh), "outcomes": outcomes, **saved}
 
-    def load(rank: int, world_size: int, shape: dict[str, Any]) -> Any:
+    def load(rank: int, world_size: int, shape: dict[str, Any], damage: bool = False) -> Any:
+        root = open_bucket(uri)
+        if damage and rank == 0:  # the others read nothing before rank 0 has chosen
+            key = next(one.key for one in root.list("step-00000003") if one.key.endswith("rank-1.safetensors"))
+            data = bytearray(root.get(key).data)
+            data[len(data) // 2] ^= 1
+            root.put(key, bytes(data))
         mesh, network, optimizer, ema, config = make_learner(world_size, **shape)
         loaded = load_latest(root, model=network, optimizer=optimizer, ema=ema, vectors=("anchor", "unknown"))
         assert loaded is not None
@@ -238,11 +244,7 @@ def checkpoints(folder: Path) -> None:
     for label in ("4", "2", "1"):
         world_size, shape = WORLDS[label]
         fork_world(label, world_size, folder, functools.partial(load, world_size=world_size, shape=shape))
-    part = next(root.glob("step-*3/*/rank-1.safetensors"))
-    data = bytearray(part.read_bytes())
-    data[len(data) // 2] ^= 1
-    part.write_bytes(data)
-    fork_world("damaged", 2, folder, functools.partial(load, world_size=2, shape={}))
+    fork_world("damaged", 2, folder, functools.partial(load, world_size=2, shape={}, damage=True))
 
 
 if __name__ == "__main__":

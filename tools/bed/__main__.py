@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from spec.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNREACHABLE, ConfigError, GkrError, NotFoundError
-from tools.bed import lifecycle, network
+from tools.bed import fake_nodes, lifecycle, network
 from tools.bed.layout import MOST_REGIONS, Bed, Wanted, bed, beds
 
 
@@ -22,9 +23,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--fake", metavar="MACHINE=NODES,...", help='fake nodes of catalogue machines; "" removes all')
     up.add_argument("--gpus", type=int, metavar="N", help="GPUs that the real node pretends to have")
     up.add_argument("--regions", type=int, choices=range(1, MOST_REGIONS + 1), help="clusters")
-    up.add_argument(
-        "--link-rate", default=network.LINK_RATE, metavar="RATE", help="between two regions: 100mbit"
-    )
+    up.add_argument("--link-rate", default=network.LINK_RATE, metavar="RATE", help="between two regions: 100mbit")
     up.add_argument("--bare", action="store_true", help="only control plane and node")
     down = commands.add_parser("down", help="end it; images and certificates stay")
     down.add_argument("--purge", action="store_true", help="remove images and certificates too")
@@ -40,24 +39,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def parse_fake(text: str) -> dict[str, int]:
-    """`a3-ultra=64,a3-mega=32`; whether such machines exist the catalogue knows, when they are made."""
-    found: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in text.replace(" ", ",").split(","))):
-        name, equals, number = part.partition("=")
-        if not equals or not number.isdigit() or not name:
-            raise ConfigError(
-                f'"{part}" is not MACHINE=NODES', where="--fake", hint='write it as "a3-ultra=64,a3-mega=32"'
-            )
-        if name in found:
-            raise ConfigError(f'"{name}" is given twice', where="--fake", hint="add the numbers")
-        found[name] = int(number)
-    return found
-
-
 def wanted(options: argparse.Namespace, *, before: Wanted) -> Wanted:
     """What is asked for now, with what stays from before."""
-    fake = before.fake if options.fake is None else parse_fake(options.fake)
+    fake = before.fake if options.fake is None else fake_nodes.parse(options.fake)
     gpus = before.gpus if options.gpus is None else int(options.gpus)
     if gpus < 0:
         raise ConfigError(f"{gpus} GPUs are less than none", where="--gpus")
@@ -124,20 +108,25 @@ def _logs(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _interrupted(*_: object) -> None:
+    """At once, without waiting for what threads wait for: the next call goes on from wherever this one stopped."""
+    lifecycle.to_stderr("interrupted; the next `up` or `down` goes on from here")
+    os._exit(EXIT_INTERRUPTED)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors that a person can mend end with their own code."""
     options = parser().parse_args(arguments)
     actions = {
         "up": _up, "down": _down, "status": _status, "kubeconfig": _kubeconfig, "link": _link, "logs": _logs,
     }  # fmt: skip
+    if arguments is None:
+        signal.signal(signal.SIGINT, _interrupted)
     try:
         return actions[options.command](options)
     except GkrError as error:
         lifecycle.to_stderr(f"error: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        lifecycle.to_stderr("interrupted; the next call goes on from here")
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

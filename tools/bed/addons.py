@@ -74,10 +74,8 @@ def install(bed: Bed, *, wanted: Wanted, say: Say) -> None:
     apply(bed, _secrets(bed))
     _label_node(bed)
     with ThreadPoolExecutor(max_workers=5) as pool:
-        importing = pool.submit(images.provide, bed, recipes=images.all_recipes())
         parts: list[tuple[str, Future[Any]]] = [
-            ("images", importing),
-            ("dns and bucket", pool.submit(apply, bed, _small(bed, built))),
+            ("images, dns and bucket", pool.submit(_provide_small, bed, built)),
             ("kuberay", pool.submit(_apply_operator, bed, kuberay.NAMESPACE, kuberay.objects(built["kuberay"]))),
             ("kueue", pool.submit(_apply_operator, bed, kueue.NAMESPACE, kueue.objects(built["kueue"]))),
             ("fake nodes", pool.submit(_provide_nodes, bed, wanted, say)),
@@ -119,10 +117,12 @@ def apply(bed: Bed, objects: Sequence[dict[str, Any]]) -> None:
     kubectl(bed, *arguments, stdin=text, deadline_seconds=APPLY_SECONDS)
 
 
-def _small(bed: Bed, built: dict[str, str]) -> list[dict[str, Any]]:
+def _provide_small(bed: Bed, built: dict[str, str]) -> None:
+    """Images first: a pod that is there before its image waits for kubelet's next round, which costs seconds."""
+    images.provide(bed, recipes=images.all_recipes())
     (bed.bucket / bucket.BUCKET).mkdir(parents=True, exist_ok=True)
     names = dns.objects(built["coredns"], address=bed.dns_service)
-    return [*names, *bucket.objects(built["versitygw"], folder=bed.bucket, address=bed.address)]
+    apply(bed, [*names, *bucket.objects(built["versitygw"], folder=bed.bucket, address=bed.address)])
 
 
 def _secrets(bed: Bed) -> list[dict[str, Any]]:
@@ -275,6 +275,8 @@ def _register(bed: Bed, *, say: Say) -> None:
     except FileNotFoundError:
         say(f"gkr is not installed in {sys.prefix}: {bed.name} is not in its configuration")
         return
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"{' '.join(command[1:])} did not end within {REGISTER_SECONDS:.0f} s") from None
     if done.returncode == EXIT_USAGE:
         say(f"this gkr has no `clusters add`: {bed.name} is not in its configuration")
     elif done.returncode:

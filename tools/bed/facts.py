@@ -50,15 +50,13 @@ def site(bed: Bed, *, image: str, mounts: Sequence[Path], topology: bool) -> Sit
         image=image,
         bucket_env=bucket.environment(bed.address),
         bucket_secret=bucket.SECRET,
-        mounts=[_mount(path) for path in mounts],
+        mounts=[
+            HostMount(name=f"host-{index}", host_path=str(path), mount_path=str(path), read_only=True)
+            for index, path in enumerate(mounts)
+        ],
         cpu_request_share=CPU_REQUEST_SHARE,
         topology_level=TOPOLOGY_LEVEL if topology else "",
     )
-
-
-def _mount(path: Path) -> HostMount:
-    name = "host-" + "-".join(part for part in str(path).lower().replace(".", "").replace("_", "-").split("/") if part)
-    return HostMount(name=name[:63].rstrip("-"), host_path=str(path), mount_path=str(path), read_only=True)
 
 
 def config_map(facts: ClusterFacts) -> dict[str, Any]:

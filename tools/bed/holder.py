@@ -77,7 +77,7 @@ def hold(bed: Bed) -> Process:
         parent = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
         )
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline and parent.poll() is None:
         found = holder(bed)
         if found is not None and Path(f"/proc/{found.pid}/root/run/gkr-bed").exists():
@@ -113,7 +113,7 @@ def _mounts() -> list[str]:
 
 def release(bed: Bed) -> None:
     """End every process of the bed and wait until the last one is gone."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     first = holder(bed)
     if first is not None:
         send(first, signal.SIGKILL)

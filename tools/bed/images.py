@@ -17,13 +17,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from spec.errors import ConfigError, GkrError
+from spec.errors import ConfigError, GkrError, UnreachableError
 from tools.bed.layout import PAUSE_IMAGE, REPOSITORY, Bed
 from tools.bed.run import ctr
 from tools.binaries import binary, cache_folder
@@ -32,6 +33,8 @@ PREFIX = "localhost/gkr"
 NOBODY = "65532:65532"
 BUILD_SECONDS = 300.0
 IMPORT_SECONDS = 120.0
+LOCK_SECONDS = 2 * BUILD_SECONDS
+POLL_SECONDS = 0.1
 DIGEST_LENGTH = 12
 
 
@@ -181,6 +184,8 @@ def build(recipe: Recipe) -> Path:
 
 
 def _build(recipe: Recipe, target: Path) -> None:
+    for left_behind in target.parent.glob(f".{recipe.name}-*"):  # by a build that was killed; the lock is ours
+        shutil.rmtree(left_behind, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{recipe.name}-") as scratch:
         context = Path(scratch) / "context"
         _lay_out(recipe, context / "root")
@@ -241,8 +246,16 @@ def _buildah(arguments: list[str], *, recipe: Recipe) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
+    deadline = time.monotonic() + LOCK_SECONDS
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the holder's build has a deadline of its own
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"another build has held {path} for {LOCK_SECONDS:.0f} s") from None
+                time.sleep(POLL_SECONDS)
         yield
 
 

@@ -22,7 +22,7 @@ def adapt(upstream: Objects, *, image: str) -> Objects:
     result = copy.deepcopy(upstream)
     for one in result:
         if one["kind"] == "CustomResourceDefinition":
-            # Half a megabyte of older versions, which nothing here asks for and the API server takes seconds to publish.
+            # Older versions are half a megabyte that nothing here asks for and the API server takes seconds over.
             one["spec"]["versions"] = [version for version in one["spec"]["versions"] if version["storage"]]
         if "namespace" in one["metadata"]:
             one["metadata"]["namespace"] = NAMESPACE

@@ -26,10 +26,10 @@ from tools.bed.processes import Component, ensure, running, start, stop, wait_re
 from tools.bed.run import ctr, kubectl
 from tools.binaries import CLUSTER_TOOLS
 
-LOCK = Path("/run/lock/gkr-bed.lock")
+LOCKS = Path("/run/lock")
 """Of the machine, not of a state folder: namespaces and devices have names of the machine."""
 LOCK_SECONDS = 900.0
-NODE_SECONDS = 60.0
+NODE_SECONDS = 120.0
 CORE_TOOLS = ("kubernetes", "etcd")
 COMPONENTS = (
     "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "containerd", "kubelet", "kube-proxy",
@@ -217,9 +217,10 @@ def remembered() -> Wanted:
 
 @contextmanager
 def locked(say: Say) -> Generator[None]:
-    """One change at a time."""
-    LOCK.parent.mkdir(parents=True, exist_ok=True)
-    with LOCK.open("w") as file:
+    """One change at a time of the beds that have these names."""
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    path = LOCKS / f"{beds(1)[0].netns}.lock"
+    with path.open("w") as file:
         deadline = time.monotonic() + LOCK_SECONDS
         waiting = False
         while True:
@@ -231,7 +232,7 @@ def locked(say: Say) -> Generator[None]:
                     say("another call is changing the cluster; waiting for it")
                     waiting = True
                 if time.monotonic() > deadline:
-                    raise UnreachableError(f"another call has held {LOCK} for {LOCK_SECONDS:g} s") from None
+                    raise UnreachableError(f"another call has held {path} for {LOCK_SECONDS:g} s") from None
                 time.sleep(0.2)
         yield
 

@@ -37,7 +37,7 @@ class Component:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     inputs: tuple[Path, ...] = ()
     """Files that it reads only at its start: other content starts it again."""
-    deadline_seconds: float = 60.0
+    deadline_seconds: float = 120.0
 
     @property
     def mark(self) -> str:

@@ -231,11 +231,11 @@ def test_syncer_ports_that_cannot_work_are_refused(ports: tuple[int, int] | None
 def test_names_too_long_for_cluster_objects_are_refused_with_a_shorter_one() -> None:
     found = only(LOCAL.replace("name: small", f"name: {'portrait-' * 4}x"))
     assert found.message.endswith(
-        'with learner "east" and group "trainer" makes names of cluster objects 13 characters too long'
+        'with learner "east" and group "svc-encoder" makes names of cluster objects 17 characters too long'
     )
     assert (found.line, found.hint) == (
         2,
-        '"portrait-portrait-portra" would do, or shorter names of learner and group',
+        '"portrait-portrait-po" would do, or shorter names of learner and group',
     )
 
 
@@ -416,7 +416,8 @@ def test_learners_and_their_short_form_together_are_refused() -> None:
     [
         ("name: west", "name: east", 'two learners are called "east"'),
         ("name: west", "name: run", '"run" is reserved'),
-        ("{name: trainer", "{name: head", 'group name "head" is reserved'),
+        ("{name: trainer", "{name: head", 'group name "head" is reserved for the head of the Ray cluster'),
+        ("{name: trainer", "{name: svc-a", 'group name "svc-a" is reserved for services'),
     ],
 )
 def test_names_that_would_mix_things_up_are_refused(old: str, new: str, want: str) -> None:
@@ -538,3 +539,10 @@ def test_the_cluster_names_an_image_where_the_experiment_does_not() -> None:
     plan = resolve_located(load(TWO_LEARNERS.replace("image: trainer\n", "")), facts, run=RUN, env={})
     assert plan.home.image == "us-east5-registry/gkr/trainer"
     assert plan.home.run_uri == f"gs://gkr-us-east5/runs/pair/{RUN}"
+
+
+def test_groups_and_private_services_together_are_at_most_seven_worker_groups() -> None:
+    services = "services:\n" + "".join(f"  e{index}: {{kind: encode}}\n" for index in range(7))
+    found = refused(TWO_LEARNERS.replace("services: {encoder: {kind: encode}}\n", services), facts=regions())
+    assert [one.path for one in found] == ["learners[0].groups", "learners[1].groups"]
+    assert "1 groups and 7 services of learner east are 8 worker groups, at most 7 fit one job" in found[0].message

@@ -173,10 +173,8 @@ def test_facts_are_read_back_as_they_were_meant() -> None:
     assert read.pools[0].node_memory == 19 * GIB
     assert read.gpu_types() == ["H200"]
     assert read.site.topology_level == "cloud.google.com/gce-topology-subblock"
-    assert [(one.name, one.host_path) for one in read.site.mounts] == [
-        ("host-usr", "/usr"),
-        ("host-work-ab-c", "/work/a.b_c"),
-    ]
+    mounts = [(one.name, one.host_path, one.mount_path, one.read_only) for one in read.site.mounts]
+    assert mounts == [("host-0", "/usr", "/usr", True), ("host-1", "/work/a.b_c", "/work/a.b_c", True)]
     assert read.syncer is not None
     assert read.syncer.host == "10.202.0.2"
 

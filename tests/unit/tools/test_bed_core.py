@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spec.errors import EXIT_CONFIG, EXIT_NOT_FOUND, EXIT_REFUSED, ConfigError, RefusedError
+from spec.errors import EXIT_CONFIG, EXIT_NOT_FOUND, EXIT_REFUSED, RefusedError
 from tools.bed import __main__ as cli
 from tools.bed import network, node, requirements
 from tools.bed.groups import Hierarchy, hierarchies
@@ -109,18 +109,6 @@ def test_missing_programs_become_packages_once(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(requirements, "SYSTEM_PATH", "")
     monkeypatch.setenv("PATH", f"{tmp_path}")
     assert requirements.missing_packages(["ip", "tc", "wget"]) == ["iproute2", "wget"]
-
-
-def test_fake_nodes_are_read_as_people_write_them() -> None:
-    assert cli.parse_fake("a3-ultra=64,a3-mega=32") == {"a3-ultra": 64, "a3-mega": 32}
-    assert cli.parse_fake("a3-ultra=64 a3-mega=32") == {"a3-ultra": 64, "a3-mega": 32}
-    assert cli.parse_fake("") == {}
-
-
-@pytest.mark.parametrize("text", ["a3-ultra", "a3-ultra=", "=3", "a3-ultra=-1", "a3-ultra=1,a3-ultra=2"])
-def test_what_cannot_be_read_is_refused_with_the_way_to_write_it(text: str) -> None:
-    with pytest.raises(ConfigError, match="--fake"):
-        cli.parse_fake(text)
 
 
 def test_what_is_not_given_stays_as_it_is() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from storage import Bucket, open_bucket
+from tests.builders.object_store import ObjectServer, serve_objects
 from tests.builders.worlds import make_learner, run_steps
 from training.checkpoint import CheckpointWriter, Loaded, load_latest
 from training.ema import Ema
@@ -52,9 +54,9 @@ class Learner:
             vectors={"anchor": gather_local(self.network) * 2},
         )
 
-    def load(self, root: Path) -> Loaded | None:
+    def load(self, bucket: Bucket) -> Loaded | None:
         """Take up the newest checkpoint."""
-        loaded = load_latest(root, model=self.network, optimizer=self.optimizer, ema=self.ema, vectors=("anchor",))
+        loaded = load_latest(bucket, model=self.network, optimizer=self.optimizer, ema=self.ema, vectors=("anchor",))
         self.steps = loaded.step if loaded else self.steps
         return loaded
 
@@ -79,9 +81,42 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
     close_process_group()
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """One object store for all tests here."""
+    with serve_objects(tmp_path_factory.mktemp("store")) as one:
+        yield one
+
+
+@pytest.fixture(params=["folder", "objects"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+    """Where a learner saves, in a store of each kind."""
+    if request.param == "folder":
+        return open_bucket((tmp_path / "saved").as_uri())
+    find: Callable[[str], ObjectServer] = request.getfixturevalue
+    return find("server").open()
+
+
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
+def writer(saved: Bucket) -> Iterator[CheckpointWriter]:
     """The writer of a learner's only rank, into `saved`."""
-    one = CheckpointWriter(tmp_path / "saved", keep=2, rank=0, world_size=1, epoch=1, attempt=1, deadline_seconds=10)
+    one = CheckpointWriter(saved, keep=2, rank=0, world_size=1, epoch=1, attempt=1, deadline_seconds=10)
     yield one
     one.close(timeout_seconds=10)
+
+
+def names(bucket: Bucket, prefix: str = "") -> list[str]:
+    """Keys of all objects, without their folder."""
+    return [entry.key.removeprefix(f"{prefix}/") for entry in bucket.list(prefix)]
+
+
+def flip(bucket: Bucket, key: str, *, place: int | None = None) -> None:
+    """Damage one bit."""
+    data = bytearray(bucket.get(key).data)
+    data[len(data) // 2 if place is None else place] ^= 16
+    bucket.put(key, bytes(data))
+
+
+def truncate(bucket: Bucket, key: str, *, by: int) -> None:
+    """Take the end away."""
+    bucket.put(key, bucket.get(key).data[:-by])

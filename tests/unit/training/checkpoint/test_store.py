@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from spec.errors import DataError
+from storage import Bucket, ExistsError, file_path
+from tests.unit.training.checkpoint.conftest import names
 from training.checkpoint import store
-from training.checkpoint.documents import Manifest, Part
+from training.checkpoint.documents import Manifest, Part, Receipt
 from training.checkpoint.parts import write_part
 from training.checkpoint.store import Place
 
 
-def _commit(root: Path, *, epoch: int, attempt: int, step: int, sealed: bool = True) -> Place:
+def _commit(root: Bucket, *, epoch: int, attempt: int, step: int, sealed: bool = True) -> Place:
     place = Place(epoch=epoch, attempt=attempt, step=step)
-    folder = place.folder(root)
-    folder.mkdir(parents=True)
-    size, digest = write_part(folder / "rank-0.safetensors", vectors={"model": torch.ones(step)})
+    size, digest = write_part(root, f"{place.key}/rank-0.safetensors", vectors={"model": torch.ones(step)})
     if sealed:
         part = Part(
             rank=0, file="rank-0.safetensors", bytes=size, sha256=digest, vectors=["model"], ranges=[("a", 0, step)]
@@ -33,67 +31,76 @@ def _commit(root: Path, *, epoch: int, attempt: int, step: int, sealed: bool = T
     return place
 
 
-def test_newest_is_the_latest_attempt_even_at_an_earlier_step(tmp_path: Path) -> None:
+def test_newest_is_the_latest_attempt_even_at_an_earlier_step(saved: Bucket) -> None:
     """An attempt that fell back to step 10 has given up what its predecessor did later."""
-    old, new = _commit(tmp_path, epoch=1, attempt=1, step=40), _commit(tmp_path, epoch=2, attempt=2, step=20)
-    (tmp_path / "step-x").mkdir()
-    (tmp_path / "step-00000040" / "notes").mkdir()
-    assert store.places(tmp_path) == [new, old]
-    assert store.places(tmp_path / "nothing") == []
+    old, new = _commit(saved, epoch=1, attempt=1, step=40), _commit(saved, epoch=2, attempt=2, step=20)
+    saved.put("step-x/e1-a1/COMMIT", b"")
+    saved.put("step-00000040/notes/COMMIT", b"")
+    assert store.places(saved) == [new, old]
+    assert store.places(saved.below("nothing")) == []
 
 
-def test_a_fenced_attempt_cannot_commit(tmp_path: Path) -> None:
-    _commit(tmp_path, epoch=2, attempt=2, step=20)
+def test_a_fenced_attempt_cannot_commit(saved: Bucket) -> None:
+    _commit(saved, epoch=2, attempt=2, step=20)
     with pytest.raises(DataError, match="epoch 2 attempt 2 has committed step 20 already"):
-        _commit(tmp_path, epoch=1, attempt=1, step=60)
-    assert not store.is_committed(tmp_path, place=Place(epoch=1, attempt=1, step=60))
+        _commit(saved, epoch=1, attempt=1, step=60)
+    assert not store.is_committed(saved, place=Place(epoch=1, attempt=1, step=60))
 
 
-def test_commit_is_written_once(tmp_path: Path) -> None:
-    place = _commit(tmp_path, epoch=1, attempt=1, step=5)
-    manifest = store.read_manifest(tmp_path, place=place)
-    with pytest.raises(FileExistsError):
-        store.commit(tmp_path, manifest=manifest)
-    assert not list(place.folder(tmp_path).glob(".*")), "no partial file stays"
+def test_commit_is_written_once(saved: Bucket) -> None:
+    place = _commit(saved, epoch=1, attempt=1, step=5)
+    manifest = store.read_manifest(saved, place=place)
+    with pytest.raises(ExistsError):
+        store.commit(saved, manifest=manifest)
+    folder = file_path(saved.uri)
+    assert folder is None or not list(folder.rglob(".*")), "no partial file stays"
 
 
 @pytest.mark.parametrize(("name", "data"), [("COMMIT", b""), ("COMMIT", b'{"step":5,'), ("MANIFEST.json", b"{}")])
-def test_a_torn_small_file_is_damage(tmp_path: Path, name: str, data: bytes) -> None:
-    place = _commit(tmp_path, epoch=1, attempt=1, step=5)
-    (place.folder(tmp_path) / name).write_bytes(data)
+def test_a_torn_small_file_is_damage(saved: Bucket, name: str, data: bytes) -> None:
+    place = _commit(saved, epoch=1, attempt=1, step=5)
+    saved.put(f"{place.key}/{name}", data)
     with pytest.raises(DataError):
-        store.read_manifest(tmp_path, place=place)
+        store.read_manifest(saved, place=place)
 
 
-def test_a_copy_under_another_name_is_not_believed(tmp_path: Path) -> None:
-    place = _commit(tmp_path, epoch=1, attempt=1, step=5)
+def test_a_copy_under_another_name_is_not_believed(saved: Bucket) -> None:
+    place = _commit(saved, epoch=1, attempt=1, step=5)
     copy = Place(epoch=1, attempt=1, step=6)
-    copy.folder(tmp_path).parent.mkdir()
-    place.folder(tmp_path).rename(copy.folder(tmp_path))
+    for name in names(saved, place.key):
+        saved.put(f"{copy.key}/{name}", saved.get(f"{place.key}/{name}").data)
     with pytest.raises(DataError, match=r"it is a copy of .*step-00000005"):
-        store.read_manifest(tmp_path, place=copy)
+        store.read_manifest(saved, place=copy)
 
 
-def test_pruning_keeps_the_newest_that_look_whole_and_what_later_attempts_write(tmp_path: Path) -> None:
-    steps = {step: _commit(tmp_path, epoch=1, attempt=1, step=step) for step in (1, 2, 3)}
-    left_over = _commit(tmp_path, epoch=1, attempt=1, step=9, sealed=False)
-    damaged = _commit(tmp_path, epoch=2, attempt=2, step=4)
-    (damaged.folder(tmp_path) / "rank-0.safetensors").write_bytes(b"short")
-    own = _commit(tmp_path, epoch=2, attempt=2, step=5)
-    later = _commit(tmp_path, epoch=3, attempt=3, step=5, sealed=False)
-    gone = store.prune(tmp_path, keep=2, own=own)
+def test_pruning_keeps_the_newest_that_look_whole_and_what_later_attempts_write(saved: Bucket) -> None:
+    steps = {step: _commit(saved, epoch=1, attempt=1, step=step) for step in (1, 2, 3)}
+    left_over = _commit(saved, epoch=1, attempt=1, step=9, sealed=False)
+    damaged = _commit(saved, epoch=2, attempt=2, step=4)
+    saved.put(f"{damaged.key}/rank-0.safetensors", b"short")
+    own = _commit(saved, epoch=2, attempt=2, step=5)
+    later = _commit(saved, epoch=3, attempt=3, step=5, sealed=False)
+    gone = store.prune(saved, keep=2, own=own)
     assert gone == [left_over, steps[2], steps[1]]
-    assert store.places(tmp_path) == [later, own, damaged, steps[3]]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004", "step-00000005"]
+    assert store.places(saved) == [later, own, damaged, steps[3]]
+    assert saved.folders() == ["step-00000003", "step-00000004", "step-00000005"]
 
 
-def test_a_deletion_that_is_cut_short_leaves_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = _commit(tmp_path, epoch=1, attempt=1, step=5)
+def test_a_deletion_that_is_cut_short_leaves_no_commit(saved: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = _commit(saved, epoch=1, attempt=1, step=5)
+    monkeypatch.setattr(saved, "clear", lambda _: None)
+    store.remove(saved, place=place)
+    assert not store.is_committed(saved, place=place)
+    assert saved.exists(f"{place.key}/MANIFEST.json")
 
-    def end_here(_folder: Path, *, ignore_errors: bool) -> None:
-        assert ignore_errors
 
-    monkeypatch.setattr(store.shutil, "rmtree", end_here)
-    store.remove(tmp_path, place=place)
-    assert not store.is_committed(tmp_path, place=place)
-    assert (place.folder(tmp_path) / "MANIFEST.json").exists()
+def test_the_receipts_of_many_ranks_are_read_together(saved: Bucket) -> None:
+    place = Place(epoch=1, attempt=1, step=5)
+    for rank in range(40):
+        saved.put(f"{place.key}/rank-{rank}.json", Receipt(rank=rank, error="x").write_json().encode())
+    saved.put(f"{place.key}/rank-0.safetensors", b"")
+    found = store.read_receipts(saved, place, ranks=set(range(1, 50)))
+    assert sorted(one.rank for one in found) == list(range(1, 40))
+    saved.put(f"{place.key}/rank-3.json", b"{")
+    with pytest.raises(DataError, match="a receipt cannot be read"):
+        store.read_receipts(saved, place, ranks={3})
