@@ -25,7 +25,7 @@ tools: setup ## build the tools that come only as Go source: TOOLS="kueue pulumi
 	@$(BIN)/python tools/binaries.py $(TOOLS)
 
 cluster: setup ## a real Kubernetes on this machine (root, Linux): FAKE="a3-ultra=64,a3-mega=32" REGIONS=2
-	@$(BIN)/python -m tools.bed up $(if $(FAKE),--fake $(FAKE)) $(if $(REGIONS),--regions $(REGIONS))
+	@$(BIN)/python -m tools.bed up $(if $(FAKE),--fake "$(FAKE)") $(if $(REGIONS),--regions $(REGIONS))
 
 cluster-down: setup ## end that cluster and everything it made
 	@$(BIN)/python -m tools.bed down

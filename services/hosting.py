@@ -71,6 +71,8 @@ class PollResult:
     """`service-index` to the cause, of replicas that are not restarted any more."""
     starting: list[str] = field(default_factory=list[str])
     """`service-index` of replicas that are not ready yet."""
+    unplaced: list[str] = field(default_factory=list[str])
+    """`service-index` of those that have no machine yet."""
 
 
 def service_resource(service: str) -> str:
@@ -255,6 +257,7 @@ class ServiceHosts:
             deaths=deaths,
             failed={slot.label: slot.failure for slot in self._slots if slot.failure},
             starting=[slot.label for slot in self._slots if slot.starting is not None],
+            unplaced=[slot.label for slot in self._slots if slot.placing is not None],
         )
 
     def close(self, *, deadline_seconds: float = 5.0) -> None:

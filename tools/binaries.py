@@ -63,11 +63,14 @@ def _pin(tool: str, module: str) -> str:
     raise SystemExit(f"tools/go/{tool}/go.mod does not require {module}")
 
 
+def _module(module: str, *, folder: Path) -> Path:
+    """Source of a module that `folder` pins, downloaded if Go's cache has lost it."""
+    return Path(json.loads(_go("mod", "download", "-json", module, folder=folder))["Dir"])
+
+
 def _embed_schema(folder: Path) -> None:
     """The provider's schema with the version it is to report: what its own `go generate` does."""
-    _go("mod", "download", PROVIDER, folder=folder)
-    source = Path(_go("list", "-m", "-f", "{{.Dir}}", PROVIDER, folder=folder).strip())
-    source = source / "cmd" / "pulumi-resource-kubernetes"
+    source = _module(PROVIDER, folder=folder) / "cmd" / "pulumi-resource-kubernetes"
     schema = json.loads((source / "schema.json").read_text())
     schema["version"] = PROVIDER_VERSION
     (folder / "schema-embed.json").write_text(json.dumps(schema, separators=(",", ":")))
@@ -113,7 +116,7 @@ def binary(name: str) -> Path:
 
 def module_folder(tool: str, module: str) -> Path:
     """Where Go keeps the source of a module that a tool pins: manifests and schemas are read from there."""
-    return Path(_go("list", "-m", "-f", "{{.Dir}}", module, folder=GO_MODULES / tool).strip())
+    return _module(module, folder=GO_MODULES / tool)
 
 
 def build(names: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from tools.streaming import Ended, stream
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_DEADLINE_SECONDS = 2 * 3600.0
-SMOKE_DEADLINE_SECONDS = 600.0
+SMOKE_DEADLINE_SECONDS = 1800.0
 PUSH_DEADLINE_SECONDS = 3600.0
 ASK_DEADLINE_SECONDS = 20.0
 _NO_REGISTRY = ("initializing source", "failed to resolve source metadata", "pinging container registry", "short-name")

@@ -160,6 +160,7 @@ class Attempts:
         self._last_position = history.last_position
         self._starting: tuple[recovery.StartAttempt, float] | None = None
         self._lost_since: dict[str, float] = {}
+        self._held: list[str] = []
         self._said = 0.0
         self._directory_epoch = -1
         self._directory: Directory | None = None
@@ -217,6 +218,11 @@ class Attempts:
         self._agents.set_directory(text)
         replace_text(self.options.run_dir / "state" / f"services-{self.learner.name}.json", text)
 
+    def hold(self, unplaced: list[str]) -> None:
+        """Start no attempt while these replicas have no machine: its ranks would only wait for them, and in vain after
+        their deadline. How long such a replica may take is its host's to say."""
+        self._held = unplaced
+
     def handle(self, event: recovery.Event) -> None:
         """Tell the controller, then do what it says."""
         self._state, effects = recovery.step(self._state, event)
@@ -225,8 +231,11 @@ class Attempts:
     def poll(self) -> None:
         """Look at every node once and react."""
         if self._starting is not None and time.monotonic() >= self._starting[1]:
-            effect, self._starting = self._starting[0], None
-            self._spawn(effect)
+            if self._held:
+                self._say_held(time.monotonic() - self._starting[1])
+            else:
+                effect, self._starting = self._starting[0], None
+                self._spawn(effect)
         self._replace_nodes()
         current = self._current
         for node, snapshot in self._agents.poll():
@@ -462,9 +471,21 @@ class Attempts:
                 self._say_wait(self._agents.missing(), waited=waited)
 
     def _say_wait(self, missing: dict[str, int], *, waited: float) -> None:
-        if missing and waited > SAY_AFTER_SECONDS and time.monotonic() - self._said > SAY_EVERY_SECONDS:
-            self._said = time.monotonic()
+        if missing and self._may_say(waited):
             self._note(f"learner {self.learner.name} waits for an agent on {self._lacks(missing)} ({waited:.0f} s)")
+
+    def _say_held(self, waited: float) -> None:
+        if self._may_say(waited):
+            names = ", ".join(self._held)
+            self._note(f"learner {self.learner.name} waits for a machine for service {names} ({waited:.0f} s)")
+
+    def _may_say(self, waited: float) -> bool:
+        """Not at once, and not all the time."""
+        now = time.monotonic()
+        if waited < SAY_AFTER_SECONDS or now - self._said < SAY_EVERY_SECONDS:
+            return False
+        self._said = now
+        return True
 
     def _lacks(self, missing: dict[str, int]) -> str:
         """`1 of 2 nodes of group trainer (1 is in the Ray cluster)`."""

@@ -293,6 +293,7 @@ class Driver:
         for stats in result.stats:
             self.out.emit(ev.ServiceStats, **{"learner": self.learner.name, **stats})
         attempts.set_directory(result.directory)
+        attempts.hold(result.unplaced)
         for death in result.deaths:
             self.out.emit(
                 ev.Recovery,

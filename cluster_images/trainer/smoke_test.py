@@ -23,6 +23,7 @@ def main() -> int:
         ("secrets", checks.no_secret),
         ("code", checks.imports("spec", "storage", "training")),
         ("torch", checks.torch),
+        ("compiled", checks.compiled),
         ("gloo", gloo),
         ("syncer", syncer),
         ("ray", checks.ray),

@@ -190,11 +190,11 @@ def _batch_job_ended(job: Object) -> bool:
 def _cancel(run: Run, watch: Watch, *, now: bool, timeout_seconds: float) -> str:
     before = read_state(run.path).status
     if before not in FINAL:
-        ended = standing(observe(watch.places, watch.connections))
-        if ended.status in FINAL:
+        states = observe(watch.places, watch.connections)
+        if all(one.phase in {"succeeded", "failed"} for one in states.values()):  # nobody had looked since it ended
             watch.fetch()
-            note_standing(run.path, ended)
-            before = ended.status
+            note_standing(run.path, standing(states))
+            before = standing(states).status
     left = remove(watch.places, connections=watch.connections, now=now, timeout_seconds=timeout_seconds)
     if left:
         raise GkrError(

@@ -139,7 +139,11 @@ def env_secret(plan: Plan, learner: LearnerPlan) -> dict[str, Any] | None:
 
 
 def _undo(run: Run, places: Places, connections: Mapping[str, Connection], *, status: str, reason: str) -> None:
-    left = remove(places, connections=connections, now=True, timeout_seconds=_UNDO_SECONDS)
+    """Must not hide why it is done: what goes wrong here is said beside it."""
+    try:
+        left = remove(places, connections=connections, now=True, timeout_seconds=_UNDO_SECONDS)
+    except GkrError as error:
+        left = [f"perhaps all of it ({error.message})"]
     if left:
         reason = f"{reason}; still there: {', '.join(left)}"
     code = EXIT_CANCELLED if status == "cancelled" else GkrError.exit_code

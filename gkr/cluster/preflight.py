@@ -82,10 +82,20 @@ def _check_cluster(plan: Plan, objects: Objects, *, connection: Connection) -> l
     checks: list[Callable[[], Iterable[Problem]]] = [lambda: _check_priority(plan, connection)]
     checks += [lambda one=one: _check_queue(one, objects, connection=connection) for one in learners]
     checks += [lambda one=one: _check_named(plan, one, connection=connection) for one in learners]
-    found = [problem for problems in each(checks, lambda check: list(check())) for problem in problems]
+    found = [problem for problems in each(checks, _where_allowed) for problem in problems]
     if rights or found:
         return [*rights, *found]
     return _dry_run(objects, connection=connection)
+
+
+def _where_allowed(check: Callable[[], Iterable[Problem]]) -> list[Problem]:
+    """What a person of one namespace may not look at (queues, priorities of the whole cluster) is left to the cluster
+    to say: the dry-run, Kueue, and then `gkr why`.
+    """
+    try:
+        return list(check())
+    except RefusedError:
+        return []
 
 
 def _check_namespace(connection: Connection, name: str) -> Iterable[Problem]:
@@ -113,18 +123,15 @@ def _check_queue(learner: LearnerPlan, objects: Objects, *, connection: Connecti
         yield Problem(name, f'namespace {learner.namespace} has no queue "{learner.queue}"', hint)
         return
     target = text(queue, "spec", "clusterQueue")
-    try:
-        cluster_queue = connection.find("ClusterQueue", target)
-        if cluster_queue is None:
-            words = f"queue {learner.queue} leads to ClusterQueue {target}, which is not there"
-            yield Problem(name, words, "ask an administrator of the cluster")
-            return
-        policy = text(cluster_queue, "spec", "stopPolicy") or "None"
-        if policy != "None":
-            yield Problem(name, f"queue {learner.queue} is stopped ({policy})", "take another, or ask who stopped it")
-        yield from _check_quota(learner, objects, cluster_queue=cluster_queue, connection=connection)
-    except RefusedError:
-        return  # not allowed to look at the whole cluster's queues: Kueue will say, and `gkr why` reads it
+    cluster_queue = connection.find("ClusterQueue", target)
+    if cluster_queue is None:
+        words = f"queue {learner.queue} leads to ClusterQueue {target}, which is not there"
+        yield Problem(name, words, "ask an administrator of the cluster")
+        return
+    policy = text(cluster_queue, "spec", "stopPolicy") or "None"
+    if policy != "None":
+        yield Problem(name, f"queue {learner.queue} is stopped ({policy})", "take another, or ask who stopped it")
+    yield from _check_quota(learner, objects, cluster_queue=cluster_queue, connection=connection)
 
 
 def _check_quota(

@@ -28,10 +28,12 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
 
 def _since(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """A duration as seconds; checked here so that it is a usage error."""
-    from spec.units import parse_duration
+    if value is None:
+        return None
+    from spec.units import parse_duration  # pydantic: completion passes here without a value
 
     try:
-        return None if value is None else parse_duration(value)
+        return parse_duration(value)
     except ValueError as error:
         raise click.BadParameter(f"{error}", ctx=ctx, param=param) from None
 

@@ -124,7 +124,11 @@ class RayCluster:
     def _run(self, pod: Pod) -> None:
         pod.run_dir.mkdir(parents=True, exist_ok=True)
         pod.starts += 1
+        sockets = (
+            f"/tmp/gkr-{os.getpid()}-{pod.unique}-{pod.starts}"  # Ray's own names collide when nodes start together
+        )
         command = f"{BIN}/ray start --block --node-ip-address={pod.address} --object-store-memory={80 * 2**20} "
+        command += f"--plasma-store-socket-name={sockets}.plasma --raylet-socket-name={sockets}.raylet "
         if pod.role == "head":
             command += f"--head --port={self.port} --num-cpus=0 --include-dashboard=false"
         else:
@@ -175,7 +179,7 @@ class RayCluster:
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
-            "RAY_raylet_start_wait_time_s": "180",
+            "RAY_raylet_start_wait_time_s": "120",
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",

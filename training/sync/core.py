@@ -136,6 +136,7 @@ class Core:
             folder=self.store.models,
             point=self.store.point,
         )
+        self.store.keep(written)
         return written.sha256
 
     def note(self, ledger: Ledger, outer: OuterState, *, event: str) -> StateNote:

@@ -125,6 +125,7 @@ class Desk:
             with core.changed:
                 note = core.note(step(core.state, event)[0].durable(), outer, event="")
             written = write_state(outer, note=note, folder=core.store.states, point=core.store.point)
+            core.store.keep(written)
             with core.changed:
                 self._check_generation(header.learner, header.generation)
                 core.apply(event, save=lambda newest: core.store.commit(newest, state=written))
@@ -219,7 +220,7 @@ class Desk:
 
     def open_model(self, digest: str) -> BinaryIO:
         """A published model's file, while it is kept."""
-        return (self._core.store.models / f"{digest}.safetensors").open("rb")
+        return self._core.store.files.model(digest).open("rb")
 
     def status(self) -> Status:
         """Which round, who is waited for, and until when."""

@@ -19,8 +19,9 @@ _BACKLOG = 1000
 class Journal:
     """Appends whole lines with one write each. A full disk delays lines, it never stops the syncer."""
 
-    def __init__(self, path: Path, *, wall: Callable[[], float] = time.time) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, history: Path | None = None, wall: Callable[[], float] = time.time) -> None:
+        """`history`: a file with the events of earlier syncers of this run, where they are not in `path`."""
+        self._path, self._history = path, history
         self._wall = wall
         self._lock = threading.Lock()
         self._backlog: list[bytes] = []
@@ -50,13 +51,15 @@ class Journal:
         self.emit(Note(time=self.now(), source="syncer", level=level, text=text))
 
     def has_merged(self, version: int) -> bool:
-        """Whether the merge of that version is in the file already."""
-        if not self._path.exists():
-            return False
-        with self._path.open("rb") as file:
-            for line in file:
-                if b'"sync_merged"' in line:
-                    event = read_event(line)
-                    if isinstance(event, SyncMerged) and event.round == version:
-                        return True
-        return False
+        """Whether the merge of that version is told already."""
+        return any(_tells(path, version=version) for path in (self._path, self._history) if path and path.exists())
+
+
+def _tells(path: Path, *, version: int) -> bool:
+    with path.open("rb") as file:
+        for line in file:
+            if b'"sync_merged"' in line:
+                event = read_event(line)
+                if isinstance(event, SyncMerged) and event.round == version:
+                    return True
+    return False

@@ -1,7 +1,8 @@
 """The syncer process: `python -m training.sync.server`.
 
 Survives SIGKILL at any moment: a new process on the same store and ports goes on where HEAD says. Ends cleanly on
-SIGTERM, with its parent, or when another syncer takes over. Imports no torch.
+SIGTERM, with its parent, when another syncer takes over, or (`--until-final`) when the run needs it no more. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -13,24 +14,35 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, GkrError
+from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, GkrError, RefusedError
 from spec.plan import Plan
+from storage import Limits, open_bucket
 from training.files import replace_text
 from training.processes import die_with_parent
+from training.shipping import Outbox
 from training.sync.bulk import BulkHandler
 from training.sync.control import ControlHandler
+from training.sync.end import End
 from training.sync.journal import Journal
 from training.sync.store import Store
 from training.sync.syncer import Syncer
 from training.sync.wire import Handler, SyncServer
 
 _LOG = logging.getLogger("training.sync")
+STORE_LIMITS = Limits(connect_seconds=3, request_seconds=30, retry_seconds=5)
+"""Registrations wait for HEAD, and everybody waits for them: the syncer says soon that its store is away, and tries on.
+"""
+LAST_SHIP_SECONDS = 20.0
+_LOOK_SECONDS = 0.2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,17 +63,22 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="training.sync.server", description="Merge the learners of one run.")
     parser.add_argument("--plan", type=Path, required=True, help="plan.json of the run")
-    parser.add_argument("--endpoints", type=Path, required=True, help="file that is written when both ports answer")
-    parser.add_argument("--events", type=Path, required=True, help="events.jsonl of the run")
+    parser.add_argument("--endpoints", type=Path, help="file that is written when both ports answer")
+    parser.add_argument("--events", type=Path, help="events.jsonl of the run; on a cluster events go to its bucket")
+    parser.add_argument(
+        "--work", type=Path, help="folder for what goes to a store that is no folder (default: in GKR_RUN_DIR)"
+    )
     parser.add_argument("--control-port", type=int, help="default: the plan's; 0 takes a free one")
     parser.add_argument("--bulk-port", type=int, help="default: the plan's; 0 takes a free one")
+    parser.add_argument("--until-final", action="store_true", help="end when the run needs no syncer any more")
     return parser.parse_args(arguments)
 
 
 def _serve(args: argparse.Namespace, stop: threading.Event) -> int:
     plan = _read_plan(args.plan)
     assert plan.syncer is not None
-    folder = _folder(plan.syncer.store)
+    run_dir = Path(os.environ.get("GKR_RUN_DIR") or tempfile.gettempdir())
+    bucket = open_bucket(plan.syncer.store, limits=STORE_LIMITS)
     host = "127.0.0.1" if plan.backend == "local" else "0.0.0.0"  # noqa: S104  (in a pod the address is the pod's own)
     # Ports first: a syncer that cannot serve must not depose one that does.
     ports = {"control": args.control_port, "bulk": args.bulk_port}
@@ -71,30 +88,65 @@ def _serve(args: argparse.Namespace, stop: threading.Event) -> int:
         name: _bind(name, (host, planned[name] if port is None else port), handlers[name], run=plan.run)
         for name, port in ports.items()
     }
-    try:
-        store = Store(folder, keep_states=plan.syncer.config.keep_states)
-    except OSError as error:
-        raise ConfigError(
-            f"the syncer's store cannot be used: {error.strerror}",
-            where=str(folder),
-            hint="check path, space and rights",
-        ) from error
-    syncer = Syncer(plan, store=store, journal=Journal(args.events))
-    for name, server in servers.items():
-        server.attach(syncer.desk)
-        threading.Thread(target=server.serve_forever, name=name, kwargs={"poll_interval": 0.2}, daemon=True).start()
-    syncer.start()
-    _write_endpoints(args.endpoints, servers)
-    while not stop.wait(0.2) and syncer.core.failure is None:
-        pass
-    syncer.stop()
-    for server in servers.values():
-        server.shutdown()
-        server.server_close()
+    with _events(plan, args.events, run_dir=run_dir) as (journal, outbox):
+        try:
+            store = Store(
+                bucket,
+                keep_states=plan.syncer.config.keep_states,
+                work=args.work or run_dir / "state" / f"sync-{plan.run}",
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the syncer's store cannot be used: {error.strerror}",
+                where=str(error.filename or bucket.uri),
+                hint="check path, space and rights",
+            ) from error
+        syncer = Syncer(plan, store=store, journal=journal)
+        for name, server in servers.items():
+            server.attach(syncer.desk)
+            threading.Thread(target=server.serve_forever, name=name, kwargs={"poll_interval": 0.2}, daemon=True).start()
+        syncer.start()
+        _say_where(args.endpoints, servers)
+        _wait_for_end(syncer, stop=stop, end=End.of(plan) if args.until_final else None, outbox=outbox)
+        syncer.stop()
+        for server in servers.values():
+            server.shutdown()
+            server.server_close()
     failure = syncer.core.failure
     if isinstance(failure, GkrError):
         raise failure
     return EXIT_OK if failure is None else EXIT_FAILED
+
+
+@contextmanager
+def _events(plan: Plan, path: Path | None, *, run_dir: Path) -> Generator[tuple[Journal, Outbox | None]]:
+    """Where events go: to the run's file on the local backend, else to a file of ours and from there to the bucket."""
+    if plan.backend == "local":
+        if path is None:
+            raise ConfigError("--events is not given", hint="name the run's events.jsonl")
+        yield Journal(path), None
+        return
+    outbox = Outbox.open(
+        open_bucket(plan.home.run_uri),
+        source="syncer",
+        folder=run_dir / "state" / "events-syncer",
+        deadline_seconds=plan.timeouts.start,
+    )
+    try:
+        yield Journal(outbox.path, history=outbox.history), outbox
+    finally:
+        if not outbox.close(deadline_seconds=LAST_SHIP_SECONDS):
+            _LOG.warning("events are not all in the bucket after %g s", LAST_SHIP_SECONDS)
+
+
+def _wait_for_end(syncer: Syncer, *, stop: threading.Event, end: End | None, outbox: Outbox | None) -> None:
+    while not stop.wait(_LOOK_SECONDS) and syncer.core.failure is None:
+        if outbox is not None and outbox.taken_over:
+            syncer.core.fail(RefusedError("another syncer ships the events of this run", hint="this one ends"))
+        reason = end.reached(syncer.desk.status(), now=time.monotonic()) if end is not None else ""
+        if reason:
+            syncer.core.journal.note(f"the syncer ends: {reason}")
+            return
 
 
 def _read_plan(path: Path) -> Plan:
@@ -115,15 +167,6 @@ def _read_plan(path: Path) -> Plan:
     return plan
 
 
-def _folder(uri: str) -> Path:
-    parts = urlsplit(uri)
-    if parts.scheme != "file" or not parts.path.startswith("/"):
-        raise ConfigError(
-            f"the store {uri!r} is not a file: URI with an absolute path", hint="write file:///path/to/folder"
-        )
-    return Path(unquote(parts.path))
-
-
 def _bind(name: str, address: tuple[str, int], handler: type[Handler], *, run: str) -> SyncServer:
     try:
         return SyncServer(address, handler, run=run)
@@ -137,9 +180,10 @@ def _bind(name: str, address: tuple[str, int], handler: type[Handler], *, run: s
         ) from error
 
 
-def _write_endpoints(path: Path, servers: dict[str, SyncServer]) -> None:
+def _say_where(path: Path | None, servers: dict[str, SyncServer]) -> None:
     content = {name: f"{server.server_address[0]}:{server.server_address[1]}" for name, server in servers.items()}
-    replace_text(path, json.dumps({**content, "pid": os.getpid()}))
+    if path is not None:
+        replace_text(path, json.dumps({**content, "pid": os.getpid()}))
     _LOG.info("serving %s", content)
 
 

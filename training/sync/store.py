@@ -1,33 +1,30 @@
-"""The syncer's folder: states, published models and HEAD, the one small file that says which state counts.
+"""The syncer's store: states, published models and HEAD, the one small object that says which state counts.
 
-HEAD is the linearisation point. It is replaced under a file lock and only if it still is what this syncer wrote last,
-so a syncer that was taken over cannot commit. HEAD also carries the ledger, which may be newer than the one in the
-state file: a registration makes a new generation durable without writing the weights again.
+HEAD is the linearisation point. It is replaced only if it still is what this syncer wrote last, so a syncer that was
+taken over cannot commit, wherever the other one runs. HEAD also carries the ledger, which may be newer than the one in
+the state file: a registration makes a new generation durable without writing the weights again.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
-import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+import secrets
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from spec.errors import ConfigError, DataError, RefusedError, UnreachableError
+from storage import Bucket, ExistsError, MissingError, StaleError, Stored, file_path
+from training.sync.files import Files, StoreError, later
 from training.sync.layout import Floats
 from training.sync.messages import Ledger
 from training.sync.outer import OuterState
-from training.sync.state import StateNote, read_state, read_weights
-from training.sync.tensors import Point, Written, no_point, sync_folder
+from training.sync.state import StateNote, read_state
+from training.sync.tensors import Point, Written, no_point
 
-_LOCK_SECONDS = 10.0
-_MODELS_KEPT = 8
-"""Published models that stay: evaluation may lag some rounds behind."""
-_STATE = re.compile(r"state-(\d{8})-\d{6}\.safetensors")
+HEAD = "HEAD.json"
+_TRIES = 10
+"""Of a start among other syncers that start; each of them ends the one before."""
 
 
 class StateName(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +36,7 @@ class StateName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of HEAD.json."""
+    """Content of HEAD."""
 
     epoch: int
     serial: int
@@ -47,6 +44,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
     state: StateName | None = None
     format: int = 1
+    writer: str = ""
+    """The process that wrote it: two that start at once would write equal bytes otherwise, and both believe to have."""
 
 
 class DeposedError(RefusedError):
@@ -54,25 +53,40 @@ class DeposedError(RefusedError):
 
 
 class Store:
-    """One run's folder, held by one epoch."""
+    """One run's store, held by one epoch."""
 
-    def __init__(self, folder: Path, *, keep_states: int, point: Point = no_point) -> None:
-        self.folder = folder
-        self.states = folder / "states"
-        self.models = folder / "models"
-        self._keep = keep_states
-        self._point = point
-        self._mark = b""
+    def __init__(self, bucket: Bucket, *, keep_states: int, work: Path | None = None, point: Point = no_point) -> None:
+        """`work`: this process's own folder, for the files of a bucket that is no folder of this machine."""
+        folder = file_path(bucket.uri)
+        if folder is None and work is None:
+            raise ValueError("a store in a bucket needs a folder to work in")
+        self.files = Files(
+            folder or work or Path(), copies=None if folder else bucket, keep_states=keep_states, point=point
+        )
+        self._bucket, self._point = bucket, point
+        self._writer = secrets.token_hex(8)
+        self._tag = ""
         self._head: Head | None = None
-        for one in (self.states, self.models):
-            one.mkdir(parents=True, exist_ok=True)
+        self._unsure: list[bytes] = []
+        """What was sent and not answered for: HEAD may be one of these, and then still is ours."""
 
     @property
     def point(self) -> Point:
         return self._point
 
     @property
+    def states(self) -> Path:
+        """Folder in which states are written."""
+        return self.files.states
+
+    @property
+    def models(self) -> Path:
+        """Folder in which models are written."""
+        return self.files.models
+
+    @property
     def head(self) -> Head:
+        """What this syncer wrote last and knows to be written."""
         assert self._head is not None, "take_over comes first"
         return self._head
 
@@ -81,128 +95,135 @@ class Store:
 
         `ledger` is that of a new run; its run and contract have to match what is here.
         """
-        with self._locked():
-            before = self._read()
+        for _ in range(_TRIES):
+            found = self._read()
+            before, tag = found or (None, "")
             loaded = None
             if before is not None:
                 self._check(before.ledger, ledger)
-                ledger = before.ledger
                 if before.state is not None:
-                    loaded = read_state(self.states / before.state.file, sha256=before.state.sha256)
-            epoch, serial = (before.epoch + 1, before.serial + 1) if before else (1, 1)
-            self._write(Head(epoch=epoch, serial=serial, ledger=ledger, state=before.state if before else None))
-        self._sweep()
-        return loaded
+                    path = self.files.state(before.state.file, sha256=before.state.sha256)
+                    loaded = read_state(path, sha256=before.state.sha256)
+            head = Head(
+                epoch=before.epoch + 1 if before else 1,
+                serial=before.serial + 1 if before else 1,
+                ledger=before.ledger if before else ledger,
+                state=before.state if before else None,
+                writer=self._writer,
+            )
+            try:
+                self._write(head, tag=tag)
+            except (ExistsError, StaleError):
+                continue  # another one was faster: it is the one to be fenced
+            self.files.sweep()
+            return loaded
+        raise UnreachableError(
+            f"{_TRIES} other syncers took this store over while this one started",
+            where=self._bucket.uri,
+            hint="exactly one syncer may serve a run; end the others",
+        )
+
+    def keep(self, written: Written) -> None:
+        """Make a state or model outlive this process; before HEAD names it."""
+        self.files.keep(written)
 
     def commit(self, ledger: Ledger, *, state: Written | None = None) -> None:
-        """Replace HEAD, if it still is ours."""
-        with self._locked():
-            if self._read_bytes() != self._mark:
-                self._raise_deposed()
-            name = StateName(file=state.path.name, sha256=state.sha256, size=state.size) if state else self.head.state
-            self._write(Head(epoch=self.head.epoch, serial=self.head.serial + 1, ledger=ledger, state=name))
+        """Replace HEAD, if it still is ours. `StoreError` if that cannot be done now, or was and nobody could tell."""
+        name = StateName(file=state.path.name, sha256=state.sha256, size=state.size) if state else self.head.state
+        serial = self.head.serial + 1
+        while True:
+            head = Head(epoch=self.head.epoch, serial=serial, ledger=ledger, state=name, writer=self._writer)
+            try:
+                with later():
+                    self._write(head, tag=self._tag)
+            except StoreError:
+                self._unsure.append(_encode(head))
+                raise
+            except (StaleError, MissingError):
+                serial = self._own_late_write() + 1
+            else:
+                self._unsure.clear()
+                return
 
     def check(self) -> None:
         """Raise `DeposedError` if another syncer has taken over."""
-        found = self._read()
-        if found is None or found.epoch != self.head.epoch:
-            self._raise_deposed()
+        with later():
+            found = self._read()
+        if found is None or found[0].epoch != self.head.epoch:
+            self._raise_deposed(found[0] if found else None)
 
     def read_version(self, version: int) -> Floats | None:
         """Weights of an earlier version, while its state is kept."""
-        paths = sorted(self.states.glob(f"state-{version:08d}-*.safetensors"))
-        with suppress(FileNotFoundError):
-            return read_weights(paths[-1]) if paths else None
-        return None
+        return self.files.read_version(version)
 
     def prune(self) -> None:
         """Remove states and models that nobody needs any more."""
-        head = self.head.state.file if self.head.state else ""
-        states = sorted((one for one in self.states.iterdir() if _STATE.fullmatch(one.name)), reverse=True)
-        kept = [one for one in states if one.name <= head][: self._keep]
-        models = sorted(self.models.glob("*.safetensors"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
-        newest = self.head.ledger.model_sha256
-        dropped = [one for one in models[_MODELS_KEPT:] if one.stem != newest]
-        for path in [*(one for one in states if one not in kept and one.name != head), *dropped]:
-            path.unlink(missing_ok=True)
+        state = self.head.state.file if self.head.state else ""
+        self.files.prune(state=state, model=self.head.ledger.model_sha256)
 
     def _check(self, found: Ledger, wanted: Ledger) -> None:
         if found.run != wanted.run:
             raise ConfigError(
                 f"the store belongs to run {found.run!r}, not to {wanted.run!r}",
-                where=str(self.folder),
+                where=self._bucket.uri,
                 hint="give each run a store of its own",
             )
         if found.contract != wanted.contract:
             raise ConfigError(
                 f"the store was made under other sync settings ({found.contract[:12]}, now {wanted.contract[:12]})",
-                where=str(self.folder),
+                where=self._bucket.uri,
                 hint="mode, inner steps, batch and outer optimizer cannot change inside a run; start a new run",
             )
 
-    def _raise_deposed(self) -> None:
-        found = self._read()
-        epoch = found.epoch if found else 0
+    def _own_late_write(self) -> int:
+        """HEAD is not what we know to have written. If it is one of our unanswered writes it still is ours: its serial.
+        Nobody was told of its content, and what is written next replaces it.
+        """
+        with later():
+            found = self._get()
+        if found is None:
+            self._raise_deposed(None)
+        head = _decode(found.data, where=self._where)
+        if found.data not in self._unsure:
+            self._raise_deposed(head)
+        self._tag = found.tag
+        return head.serial
+
+    def _raise_deposed(self, found: Head | None) -> NoReturn:
         raise DeposedError(
-            f"another syncer has taken over this run (epoch {epoch}, mine is {self.head.epoch})",
-            where=str(self.folder / "HEAD.json"),
+            f"another syncer has taken over this run (epoch {found.epoch if found else 0}, mine is {self.head.epoch})",
+            where=self._where,
             hint="exactly one syncer may serve a run; this one ends, the other goes on",
         )
 
-    def _read_bytes(self) -> bytes:
-        with suppress(FileNotFoundError):
-            return (self.folder / "HEAD.json").read_bytes()
-        return b""
+    @property
+    def _where(self) -> str:
+        return f"{self._bucket.uri}/{HEAD}"
 
-    def _read(self) -> Head | None:
-        data = self._read_bytes()
-        if not data:
+    def _get(self) -> Stored | None:
+        try:
+            return self._bucket.get(HEAD)
+        except MissingError:
             return None
-        try:
-            return msgspec.json.decode(data, type=Head)
-        except msgspec.DecodeError as error:
-            raise DataError(
-                f"HEAD cannot be read: {error}", where=str(self.folder / "HEAD.json"), hint="restore it from a backup"
-            ) from error
 
-    def _write(self, head: Head) -> None:
-        path = self.folder / "HEAD.json"
-        temporary = self.folder / f"HEAD.json.{os.getpid()}.tmp"
-        data = msgspec.json.format(msgspec.json.encode(head), indent=1)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            self._point("head-written")
-            temporary.replace(path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-        self._mark, self._head = data, head
-        sync_folder(self.folder)
+    def _read(self) -> tuple[Head, str] | None:
+        found = self._get()
+        return (_decode(found.data, where=self._where), found.tag) if found else None
+
+    def _write(self, head: Head, *, tag: str) -> None:
+        data = _encode(head)
+        self._point("head-written")
+        self._tag = self._bucket.replace(HEAD, data, tag=tag) if tag else self._bucket.create(HEAD, data)
+        self._head = head
         self._point("head-named")
 
-    def _sweep(self) -> None:
-        """Remove what crashed writers left unfinished."""
-        for folder in (self.folder, self.states, self.models):
-            for path in folder.glob("*.tmp"):
-                path.unlink(missing_ok=True)
 
-    @contextmanager
-    def _locked(self) -> Generator[None]:
-        with (self.folder / "lock").open("ab") as file:
-            until = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise UnreachableError(
-                            f"the store has been locked by another syncer for {_LOCK_SECONDS:g} s",
-                            where=str(self.folder / "lock"),
-                        ) from None
-                    time.sleep(0.02)
-            yield
+def _encode(head: Head) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(head), indent=1)
+
+
+def _decode(data: bytes, *, where: str) -> Head:
+    try:
+        return msgspec.json.decode(data, type=Head)
+    except msgspec.DecodeError as error:
+        raise DataError(f"HEAD cannot be read: {error}", where=where, hint="restore it from a backup") from error

@@ -124,6 +124,7 @@ class Worker:
         line = self._describe(merged, event, durable_seconds=core.clock() - started)
         note = core.note(ledger, outer, event=write_event(line))
         written = write_state(outer, note=note, folder=core.store.states, point=core.store.point)
+        core.store.keep(written)
         with core.changed:
             core.apply(event, save=lambda newest: core.store.commit(newest, state=written))
             core.store.point("durable")

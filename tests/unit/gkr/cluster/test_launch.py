@@ -153,7 +153,7 @@ def test_quota_that_can_never_fit_comes_with_numbers(double: ApiDouble, tmp_path
     text = TINY.replace("nodes: 2", "nodes: 8").replace("memory: 2Gi", "memory: 32Gi").replace("cpu: 1", "cpu: 8")
     with pytest.raises(RefusedError) as caught:
         _launch(_tiny(double, tmp_path, text=text), tmp_path)
-    assert "group trainer asks for 260Gi memory (8 x 32.5Gi)" in caught.value.message
+    assert "group trainer asks for 260Gi memory (8 x 33280Mi)" in caught.value.message
     assert "never has more than 256Gi" in caught.value.message
 
 
