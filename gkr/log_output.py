@@ -23,13 +23,23 @@ class Printer:
 
     def file_line(self, log: LogFile, text: str) -> None:
         """A line of a file, which has no time of its own."""
-        fields = {"learner": log.learner, "attempt": log.attempt, "role": log.role, "index": log.index}
+        fields: dict[str, object] = {
+            "learner": log.learner,
+            "attempt": log.attempt,
+            "role": log.role,
+            "index": log.index,
+        }
         self._print(log.prefix, fields, text)
 
     def pod_line(self, line: Line) -> None:
         """A line of a pod."""
         source = line.source
-        fields = {"learner": source.learner, "attempt": source.attempt, "role": source.role, "index": source.index}
+        fields: dict[str, object] = {
+            "learner": source.learner,
+            "attempt": source.attempt,
+            "role": source.role,
+            "index": source.index,
+        }
         self._print(source.prefix, {**fields, "pod": source.pod, "time": line.stamp}, line.text)
 
     def _print(self, prefix: str, fields: dict[str, object], text: str) -> None:

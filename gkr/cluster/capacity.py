@@ -23,6 +23,7 @@ from gkr.cluster.explain_objects import (
     quantity,
     spec,
     status,
+    sub,
 )
 from spec.machines import CATALOGUE, Machine
 
@@ -121,7 +122,7 @@ def read_nodes(nodes: Iterable[Object], *, pods: Iterable[Object]) -> list[Node]
 def _node(one: Object, *, held: Mapping[str, int], pods: int) -> Node:
     own = labels(one)
     row = _BY_ACCELERATOR.get(own.get(_ACCELERATOR, "")) or _BY_TYPE.get(own.get(_TYPE, ""))
-    offered = int(quantity((status(one).get("allocatable") or {}).get(GPU)))
+    offered = int(quantity(sub(status(one), "allocatable").get(GPU)))
     promised = row.gpus if row else 0
     label = own.get(_ACCELERATOR) or next((own[key] for key in _OTHER_ACCELERATORS if key in own), "")
     has_gpus = bool(offered or promised or label)
@@ -144,7 +145,7 @@ def _node(one: Object, *, held: Mapping[str, int], pods: int) -> Node:
 def _state(one: Object, *, offered: int, promised: int) -> str:
     readiness = condition(one, "Ready")
     if readiness is None or readiness.get("status") != "True":
-        return f"not ready ({(readiness or {}).get('reason') or 'no status'})"
+        return f"not ready ({sub(readiness).get('reason') or 'no status'})"
     if spec(one).get("unschedulable"):
         return "cordoned"
     if offered < promised:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gkr.cluster.explain_facts import Facts
-from gkr.cluster.explain_objects import GPU, listed, spec
+from gkr.cluster.explain_objects import GPU, listed, spec, sub
 from gkr.cluster.explain_quota import Obstacle
 from gkr.cluster.queues import Claim, admission, claim
 from gkr.watch.text import short_duration
@@ -59,7 +59,7 @@ def _priority_that_preempts(facts: Facts, *, held: Sequence[tuple[Claim, float]]
 
     Only in its own ClusterQueue, and only where that queue preempts at all.
     """
-    policy = (spec(facts.cluster_queue or {}).get("preemption") or {}).get("withinClusterQueue", "Never")
+    policy = sub(spec(facts.cluster_queue or {}), "preemption").get("withinClusterQueue", "Never")
     own = int(spec(facts.workload or {}).get("priority") or 0)
     if policy == "Never":
         return ""

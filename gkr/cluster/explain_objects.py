@@ -49,9 +49,31 @@ def seconds(text: object) -> float | None:
         return None
 
 
+def sub(one: Object | None, *path: str) -> Object:
+    """The object that stands at a path of keys; empty if nothing does."""
+    found: Any = one
+    for key in path:
+        if not found:
+            break
+        found = found.get(key)
+    return found or {}
+
+
+def subs(one: Object | None, *path: str) -> Sequence[Object]:
+    """The list of objects at a path of keys; empty if there is none."""
+    *above, last = path
+    found: Any = sub(one, *above).get(last)
+    return found or []
+
+
+def called(objects: Iterable[Object], wanted: object) -> Object:
+    """The one whose `name` that is; empty if there is none."""
+    return sub(next((one for one in objects if one.get("name") == wanted), None))
+
+
 def meta(one: Object) -> Object:
     """Its metadata."""
-    return one.get("metadata") or {}
+    return sub(one, "metadata")
 
 
 def name(one: Object) -> str:
@@ -61,22 +83,22 @@ def name(one: Object) -> str:
 
 def labels(one: Object) -> Mapping[str, str]:
     """Its labels."""
-    return meta(one).get("labels") or {}
+    return sub(one, "metadata", "labels")
 
 
 def spec(one: Object) -> Object:
     """Its spec."""
-    return one.get("spec") or {}
+    return sub(one, "spec")
 
 
 def status(one: Object) -> Object:
     """Its status."""
-    return one.get("status") or {}
+    return sub(one, "status")
 
 
 def condition(one: Object, kind: str) -> Object | None:
     """The condition of that type."""
-    return next((found for found in status(one).get("conditions") or () if found.get("type") == kind), None)
+    return next((found for found in subs(one, "status", "conditions") if found.get("type") == kind), None)
 
 
 def holds(one: Object, kind: str) -> bool:
@@ -87,18 +109,18 @@ def holds(one: Object, kind: str) -> bool:
 
 def owner(one: Object, kind: str) -> Object | None:
     """Its owner of that kind."""
-    return next((found for found in meta(one).get("ownerReferences") or () if found.get("kind") == kind), None)
+    return next((found for found in subs(one, "metadata", "ownerReferences") if found.get("kind") == kind), None)
 
 
 def pod_gpus(pod_spec: Object) -> int:
     """GPUs that a pod asks of one node: its containers together, or one init container if that asks for more."""
-    together = sum(_gpus(container) for container in pod_spec.get("containers") or ())
-    return max([together, *(_gpus(container) for container in pod_spec.get("initContainers") or ())])
+    together = sum(_gpus(container) for container in subs(pod_spec, "containers"))
+    return max([together, *(_gpus(container) for container in subs(pod_spec, "initContainers"))])
 
 
 def _gpus(container: Object) -> int:
-    resources = container.get("resources") or {}
-    asked = (resources.get("requests") or {}).get(GPU) or (resources.get("limits") or {}).get(GPU)
+    resources = sub(container, "resources")
+    asked = sub(resources, "requests").get(GPU) or sub(resources, "limits").get(GPU)
     return int(quantity(asked)) if asked else 0
 
 
@@ -146,7 +168,7 @@ def holder_of(own: Mapping[str, str], *, otherwise: str) -> str:
 
 
 def _foreign(one: Object) -> str:
-    owners: Sequence[Object] = meta(one).get("ownerReferences") or ()
+    owners = subs(one, "metadata", "ownerReferences")
     last = next((str(found.get("name")) for found in owners), name(one))
     return f"{meta(one).get('namespace', '')}/{last}"
 

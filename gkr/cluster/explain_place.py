@@ -25,7 +25,9 @@ from gkr.cluster.explain_objects import (
     plural,
     pod_gpus,
     spec,
-)  # fmt: skip
+    sub,
+    subs,
+)
 
 _HEAD = re.compile(r"^(?P<fit>\d+)/(?P<all>\d+) nodes are available:\s*")
 _COUNT = re.compile(r"^(?P<count>\d+) (?P<cause>.+)$", re.DOTALL)
@@ -131,33 +133,31 @@ def _judgement(
 
 def pod_set_need(workload: Object, pod_set: str) -> Need | None:
     """What a pod set of a Workload asks for; the one with most GPUs if none has that name."""
-    found = list(spec(workload).get("podSets") or ())
+    found = subs(workload, "spec", "podSets")
     named = [one for one in found if one.get("name") == pod_set] or found
     if not named:
         return None
-    one = max(named, key=lambda each: pod_gpus((each.get("template") or {}).get("spec") or {}))
-    template: Object = one.get("template") or {}
-    required = str((one.get("topologyRequest") or {}).get("required") or "")
+    one = max(named, key=lambda each: pod_gpus(sub(each, "template", "spec")))
+    template: Object = sub(one, "template")
+    required = str(sub(one, "topologyRequest").get("required") or "")
     return Need(
         group=group(template) if labels(template) else str(one.get("name")),
         pods=int(one.get("count", 1)),
-        gpus=pod_gpus(template.get("spec") or {}),
-        gpu=wanted_gpu(template.get("spec") or {}),
+        gpus=pod_gpus(sub(template, "spec")),
+        gpu=wanted_gpu(sub(template, "spec")),
         spread=required.rpartition("-")[2].rpartition("/")[2],
     )
 
 
 def wanted_gpu(pod_spec: Object) -> str:
     """The GPU type that a pod's node selector or required affinity names; empty if none."""
-    for key, value in (pod_spec.get("nodeSelector") or {}).items():
+    for key, value in sub(pod_spec, "nodeSelector").items():
         if key in ACCELERATOR_LABELS:
             return gpu_token(str(value))
-    affinity = ((pod_spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
-    for term in affinity.get("nodeSelectorTerms") or ():
-        for one in term.get("matchExpressions") or ():
-            values = one.get("values") or []
+    affinity = sub(pod_spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in subs(affinity, "nodeSelectorTerms"):
+        for one in subs(term, "matchExpressions"):
+            values: list[str] = one.get("values") or []
             if one.get("key") in ACCELERATOR_LABELS and one.get("operator") == "In" and len(values) == 1:
                 return gpu_token(str(values[0]))
     return ""
@@ -183,7 +183,7 @@ def read_scheduler(message: str) -> tuple[int, dict[str, int]]:
 
 
 def _unplaced(facts: Facts, pods: Sequence[Object], *, placed_pods: int) -> Verdict:
-    scheduled = condition(pods[0], "PodScheduled") or {}
+    scheduled = sub(condition(pods[0], "PodScheduled"))
     words = str(scheduled.get("message") or _event_words(facts.events, pods))
     need = Need(group(pods[0]), len(pods), pod_gpus(spec(pods[0])), wanted_gpu(spec(pods[0])))
     numbers = {"unplaced": float(len(pods)), "placed": float(placed_pods)}
@@ -243,7 +243,7 @@ def _no_pods(facts: Facts) -> Verdict | None:
 def _event_words(events: Sequence[Object], pods: Sequence[Object]) -> str:
     names = {name(pod) for pod in pods}
     for one in events:
-        if one.get("reason") == "FailedScheduling" and (one.get("involvedObject") or {}).get("name") in names:
+        if one.get("reason") == "FailedScheduling" and sub(one, "involvedObject").get("name") in names:
             return str(one.get("message") or "")
     return ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gkr.cluster.explain_facts import Facts, Level, Remedy, Verdict
 from gkr.cluster.explain_holders import amount_of, holders, holders_line, what_frees
-from gkr.cluster.explain_objects import Object, condition, holds, labels, listed, name, spec, status
+from gkr.cluster.explain_objects import Object, condition, holds, labels, listed, name, spec, status, sub, subs
 from gkr.cluster.explain_place import no_place
 from gkr.cluster.explain_quota import Obstacle, read_message
 from gkr.cluster.explain_reckon import reckon
@@ -58,7 +58,7 @@ def quota(facts: Facts) -> Verdict | None:
     assert workload is not None, "level 2 comes first"
     if holds(workload, "QuotaReserved"):
         return None
-    reserved = condition(workload, "QuotaReserved") or {}
+    reserved = sub(condition(workload, "QuotaReserved"))
     obstacle = read_message(str(reserved.get("reason") or ""), message=str(reserved.get("message") or ""))
     if obstacle.cause in {"flavor", "unknown"} and obstacle.words:
         obstacle = reckon(facts, workload, obstacle)
@@ -92,9 +92,7 @@ def checks(facts: Facts) -> Verdict | None:
     assert workload is not None, "level 2 comes first"
     if holds(workload, "Admitted"):
         return None
-    waiting: list[Object] = [
-        one for one in status(workload).get("admissionChecks") or () if one.get("state") != "Ready"
-    ]
+    waiting: list[Object] = [one for one in subs(status(workload), "admissionChecks") if one.get("state") != "Ready"]
     evidence = tuple(
         f"{one.get('name')}: {one.get('state')} {one.get('message') or ''}".rstrip() for one in waiting[:3]
     )

@@ -28,7 +28,9 @@ from gkr.cluster.explain_objects import (
     phase,
     spec,
     status,
-)  # fmt: skip
+    sub,
+    subs,
+)
 from gkr.cluster.kinds import ALL
 from gkr.cluster.places import LearnerPlace
 from gkr.cluster.queues import Queue, home_of, read_queues
@@ -82,7 +84,7 @@ def everywhere(connection: Connection, kind: str, *, namespaces: Sequence[str]) 
         return [one for namespace in known for one in connection.list(kind, namespace=namespace)]
 
 
-def pending(connection: Connection, queue: str) -> list[dict[str, Any]]:
+def pending(connection: Connection, queue: str) -> Sequence[Object]:
     """Kueue's own order of who waits; empty where its visibility server is off or closed to us."""
     try:
         with connection.translate(f"read who waits in queue {queue}"):
@@ -90,7 +92,7 @@ def pending(connection: Connection, queue: str) -> list[dict[str, Any]]:
             found: Any = connection.client.get(_pending_resource(), f"{queue}/pendingworkloads")
     except (NotFoundError, RefusedError, UnreachableError):
         return []
-    return list(found.get("items") or ())
+    return subs(found, "items")
 
 
 def read_facts(connection: Connection, place: LearnerPlace, *, run: str, plan: Plan) -> Facts:
@@ -204,7 +206,7 @@ def _events(connection: Connection, facts: Facts) -> list[dict[str, Any]]:
     prefix = facts.job or "\0"
 
     def about(one: Object) -> bool:
-        own = str((one.get("involvedObject") or {}).get("name") or "")
+        own = str(sub(one, "involvedObject").get("name") or "")
         return own in names or own.startswith(prefix)
 
     return [one for one in found if about(one)]
@@ -225,8 +227,7 @@ def _queue_of(plan: Plan, learner: str) -> str:
 
 @cache
 def _pending_resource() -> Any:
-    from lightkube.generic_resource import GenericGlobalResource, create_api_info
+    from lightkube.generic_resource import create_global_resource
 
     group, version = _VISIBILITY
-    info = create_api_info(group, version, "ClusterQueue", "clusterqueues")
-    return type("PendingWorkloads", (GenericGlobalResource,), {"_api_info": info})
+    return create_global_resource(group, version, "ClusterQueue", "clusterqueues")

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gkr.cluster.capacity import ACCELERATOR_LABELS, gpu_token
 from gkr.cluster.explain_facts import Facts
-from gkr.cluster.explain_objects import GPU, Object, name, pod_gpus, quantity, spec
+from gkr.cluster.explain_objects import GPU, Object, name, pod_gpus, quantity, spec, sub, subs
 from gkr.cluster.explain_place import wanted_gpu
 from gkr.cluster.explain_quota import Obstacle, ruled_out
 from gkr.cluster.queues import Quota, quotas
@@ -27,7 +27,7 @@ def reckon(facts: Facts, workload: Object, said: Obstacle) -> Obstacle:
         return said
     taken: dict[tuple[str, str], float] = defaultdict(float)
     found: list[Obstacle] = []
-    for pod_set in spec(workload).get("podSets") or ():
+    for pod_set in subs(spec(workload), "podSets"):
         never = ruled_out(said.words, pod_set=str(pod_set.get("name")))
         flavors = [one for one in matching_flavors(pod_set, kinds) if one not in never]
         tries = [_try(pod_set, flavor, rows, taken, said) for flavor in flavors]
@@ -42,31 +42,31 @@ def reckon(facts: Facts, workload: Object, said: Obstacle) -> Obstacle:
         for one in found:
             if one.cause == cause:
                 return one
-    gpu_set = next((one for one in spec(workload).get("podSets") or () if requests(one).get(GPU)), None)
+    gpu_set = next((one for one in subs(spec(workload), "podSets") if requests(one).get(GPU)), None)
     return replace(said, cause="topology", pod_set=str(gpu_set.get("name"))) if gpu_set is not None else said
 
 
 def flavor_gpu(flavor: Object) -> str:
     """GPU type of a ResourceFlavor's machines; empty for those without."""
-    own: Mapping[str, str] = spec(flavor).get("nodeLabels") or {}
+    own: Mapping[str, str] = sub(spec(flavor), "nodeLabels")
     return next((gpu_token(own[key]) for key in ACCELERATOR_LABELS if key in own), "")
 
 
 def matching_flavors(pod_set: Object, kinds: Mapping[str, str]) -> list[str]:
     """Flavors whose machines the pods would accept."""
-    pod_spec: Object = (pod_set.get("template") or {}).get("spec") or {}
+    pod_spec: Object = sub(pod_set, "template", "spec")
     wanted, gpus = wanted_gpu(pod_spec), pod_gpus(pod_spec)
     return [flavor for flavor, gpu in kinds.items() if (gpu == wanted if wanted else bool(gpu) == bool(gpus))]
 
 
 def requests(pod_set: Object) -> dict[str, float]:
     """What all pods of a pod set ask for together."""
-    pod_spec: Object = (pod_set.get("template") or {}).get("spec") or {}
+    pod_spec: Object = sub(pod_set, "template", "spec")
     count = int(pod_set.get("count", 1))
     total: dict[str, float] = {GPU: float(count * pod_gpus(pod_spec))}
-    for container in pod_spec.get("containers") or ():
-        resources = container.get("resources") or {}
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    for container in subs(pod_spec, "containers"):
+        resources = sub(container, "resources")
+        asked = {**sub(resources, "limits"), **sub(resources, "requests")}
         for resource in ("cpu", "memory"):
             total[resource] = total.get(resource, 0.0) + count * quantity(asked.get(resource))
     return {resource: amount for resource, amount in total.items() if amount > 0}

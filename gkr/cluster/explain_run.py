@@ -23,7 +23,9 @@ from gkr.cluster.explain_objects import (
     ready,
     seconds,
     status,
-)  # fmt: skip
+    sub,
+    subs,
+)
 from gkr.cluster.explain_start import event_time
 from gkr.runs import FINAL
 from gkr.watch.text import short_duration
@@ -63,11 +65,11 @@ def crashed(facts: Facts) -> Verdict | None:
     pods = [pod for pod in facts.pods if not leaving(pod)]
     bad: list[tuple[Object, Object, Object]] = []
     for pod in pods:
-        for one in status(pod).get("containerStatuses") or ():
-            waiting = (one.get("state") or {}).get("waiting") or {}
-            last = (one.get("state") or {}).get("terminated")
+        for one in subs(status(pod), "containerStatuses"):
+            waiting = sub(one, "state", "waiting")
+            last: Object | None = sub(one, "state").get("terminated")
             if waiting.get("reason") == "CrashLoopBackOff":
-                last = (one.get("lastState") or {}).get("terminated") or {}
+                last = sub(one, "lastState", "terminated")
             if last is not None and (last.get("exitCode") != 0 or waiting):
                 bad.append((pod, one, last))
     if not bad:
@@ -109,11 +111,9 @@ def head_waits(facts: Facts, pods: Sequence[Object]) -> Verdict | None:
     if head is None or ready(head):
         return None
     since = facts.now - (seconds(status(head).get("startTime")) or facts.now)
-    uid = (head.get("metadata") or {}).get("uid")
+    uid = sub(head, "metadata").get("uid")
     probes = [
-        one
-        for one in facts.events
-        if one.get("reason") == "Unhealthy" and (one.get("involvedObject") or {}).get("uid") == uid
+        one for one in facts.events if one.get("reason") == "Unhealthy" and sub(one, "involvedObject").get("uid") == uid
     ]
     last = max(probes, key=event_time, default=None)
     evidence = (

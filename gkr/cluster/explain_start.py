@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gkr.cluster.explain_facts import Facts, Level, Remedy, Verdict
 from gkr.cluster.explain_objects import (
     Object,
+    called,
     group,
     leaving,
     meta,
@@ -23,13 +24,22 @@ from gkr.cluster.explain_objects import (
     seconds,
     spec,
     status,
-)  # fmt: skip
+    sub,
+    subs,
+)
 from gkr.watch.text import short_duration
 
 _IMAGE = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
-     "RegistryUnavailable", "SignatureValidationFailed"}
-)  # fmt: skip
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
 _CREATE = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError"})
 _MOUNT = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _SANDBOX = frozenset({"FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSandBoxStatus"})
@@ -70,7 +80,7 @@ def image_words(message: str, events: Iterable[Object] = (), *, pod: str = "") -
     words = _BACK_OFF.sub("", message).removeprefix("ErrImagePull: ")
     if not words:
         for one in events:
-            about = (one.get("involvedObject") or {}).get("name")
+            about = sub(one, "involvedObject").get("name")
             text = str(one.get("message") or "")
             if about == pod and one.get("reason") == "Failed" and text.startswith("Failed to pull image"):
                 words = text.partition(": ")[2]
@@ -134,9 +144,8 @@ def _create(facts: Facts, found: Sequence[_Waiting], *, pods: int) -> Verdict:
 def _init_crashes(facts: Facts, found: Sequence[_Waiting], *, pods: int) -> Verdict:
     del facts
     one = found[0]
-    statuses = status(one.pod).get("initContainerStatuses") or ()
-    own: Object = next((each for each in statuses if each.get("name") == one.container), {})
-    last = ((own.get("lastState") or {}).get("terminated")) or {}
+    own = called(subs(one.pod, "status", "initContainerStatuses"), one.container)
+    last = sub(own, "lastState", "terminated")
     text = f"init container {one.container} fails again and again on {name(one.pod)}"
     said = str(last.get("message") or "").strip()
     code, reason, restarts = last.get("exitCode", "?"), last.get("reason") or "no reason", own.get("restartCount", 0)
@@ -170,7 +179,7 @@ def last_warning(events: Sequence[Object], *, pod: Object, reasons: Iterable[str
     """The newest warning about a pod with one of the reasons, unless something good was said after it."""
     wanted = set(reasons)
     uid = meta(pod).get("uid")
-    about = [one for one in events if (one.get("involvedObject") or {}).get("uid") == uid]
+    about = [one for one in events if sub(one, "involvedObject").get("uid") == uid]
     for one in sorted(about, key=event_time, reverse=True):
         if one.get("reason") in wanted:
             return one
@@ -181,7 +190,7 @@ def last_warning(events: Sequence[Object], *, pod: Object, reasons: Iterable[str
 
 def event_time(event: Object) -> float:
     """When it was last seen."""
-    series = event.get("series") or {}
+    series = sub(event, "series")
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((found for text in times if (found := seconds(text)) is not None), 0.0)
 
@@ -189,8 +198,8 @@ def event_time(event: Object) -> float:
 def _init_runs(pods: Sequence[Object], *, now: float) -> Verdict | None:
     running: dict[str, list[tuple[Object, float]]] = defaultdict(list)
     for pod in pods:
-        for one in status(pod).get("initContainerStatuses") or ():
-            since = seconds(((one.get("state") or {}).get("running") or {}).get("startedAt"))
+        for one in subs(status(pod), "initContainerStatuses"):
+            since = seconds(sub(one, "state", "running").get("startedAt"))
             if since is not None:
                 running[str(one.get("name"))].append((pod, now - since))
     if not running:
@@ -206,17 +215,15 @@ def _init_runs(pods: Sequence[Object], *, now: float) -> Verdict | None:
 
 def _waits_for_head(pod: Object) -> bool:
     """KubeRay's init container: the head is what to look at."""
-    statuses = status(pod).get("initContainerStatuses") or ()
-    return any(one.get("name") == _WAITS_FOR_HEAD and "running" in (one.get("state") or {}) for one in statuses)
+    statuses = subs(status(pod), "initContainerStatuses")
+    return any(one.get("name") == _WAITS_FOR_HEAD and "running" in sub(one, "state") for one in statuses)
 
 
 def _starting(facts: Facts, pods: Sequence[Object]) -> Verdict:
     """Nothing is wrong, it only takes its time: mostly the image."""
     uids = {meta(pod).get("uid") for pod in pods}
     pulling = [
-        one
-        for one in facts.events
-        if one.get("reason") == "Pulling" and (one.get("involvedObject") or {}).get("uid") in uids
+        one for one in facts.events if one.get("reason") == "Pulling" and sub(one, "involvedObject").get("uid") in uids
     ]
     since = max(facts.now - (seconds(status(pod).get("startTime")) or facts.now) for pod in pods)
     of_all = f"{len(pods)} of {plural(len(facts.pods), 'pod')}"
@@ -233,9 +240,9 @@ def _starting(facts: Facts, pods: Sequence[Object]) -> Verdict:
 def _waiting(pod: Object) -> list[_Waiting]:
     found: list[_Waiting] = []
     for key, containers in (("initContainerStatuses", "initContainers"), ("containerStatuses", "containers")):
-        images = {one.get("name"): str(one.get("image") or "") for one in spec(pod).get(containers) or ()}
-        for one in status(pod).get(key) or ():
-            state = (one.get("state") or {}).get("waiting")
+        images = {one.get("name"): str(one.get("image") or "") for one in subs(spec(pod), containers)}
+        for one in subs(status(pod), key):
+            state = sub(one, "state").get("waiting")
             if state is not None:
                 own = str(one.get("name"))
                 image = images.get(own) or str(one.get("image") or "")

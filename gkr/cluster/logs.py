@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gkr.cluster.explain_objects import Object, ended, labels, name, phase, seconds, status
+from gkr.cluster.explain_objects import Object, called, ended, labels, name, phase, seconds, sub, subs
 from gkr.logs import RUN, Selection, in_default
 from manifests.labels import GROUP, LEARNER, ROLE
 
@@ -104,20 +104,19 @@ class Seen:
 def pod_ref(pod: Object, *, cluster: str, container: str | None = None) -> PodRef:
     """What following a pod needs to know of it."""
     own = labels(pod)
-    containers: Sequence[Object] = (pod.get("spec") or {}).get("containers") or ()
-    chosen = container or str(next(iter(containers), {}).get("name", ""))
-    every = [*(status(pod).get("initContainerStatuses") or ()), *(status(pod).get("containerStatuses") or ())]
-    mine: Object = next((one for one in every if one.get("name") == chosen), {})
+    containers = [str(one.get("name")) for one in subs(pod, "spec", "containers")]
+    chosen = container or next(iter(containers), "")
+    every = [*subs(pod, "status", "initContainerStatuses"), *subs(pod, "status", "containerStatuses")]
     return PodRef(
         cluster=cluster,
-        namespace=str((pod.get("metadata") or {}).get("namespace", "")),
+        namespace=str(sub(pod, "metadata").get("namespace", "")),
         name=name(pod),
         learner=own.get(LEARNER) or RUN,
         role=own.get(ROLE, ""),
         group=own.get(GROUP, ""),
-        node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        node=str(sub(pod, "spec").get("nodeName") or ""),
         container=chosen,
-        restarts=int(mine.get("restartCount") or 0),
+        restarts=int(called(every, chosen).get("restartCount") or 0),
         failed_at=min((at for one in every if (at := _failed_at(one)) is not None), default=None),
         running=phase(pod) in {"Running", "Unknown"} or (phase(pod) == "Pending" and container is not None),
         ended=ended(pod),
@@ -126,7 +125,7 @@ def pod_ref(pod: Object, *, cluster: str, container: str | None = None) -> PodRe
 
 def _failed_at(container: Object) -> float | None:
     for where in ("lastState", "state"):
-        ended = (container.get(where) or {}).get("terminated")
+        ended = sub(container, where).get("terminated")
         if ended and ended.get("exitCode"):
             return seconds(ended.get("finishedAt"))
     return None

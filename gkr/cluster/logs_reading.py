@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,9 +204,12 @@ class Follower:
             with self._lock:
                 others = [one for key, one in self._pods.items() if key not in self._streaming]
             others = [one for one in others if (one.key, one.restarts) not in done]
-            list(pool.map(lambda one: self._read(self._connections[one.cluster], one, follow=False), others))
+            list(pool.map(self._read_rest, others))
             done |= {(one.key, one.restarts) for one in others if one.ended}
         pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_rest(self, pod: PodRef) -> None:
+        self._read(self._connections[pod.cluster], pod, follow=False)
 
     def _read(self, connection: Connection, pod: PodRef, *, follow: bool, previous: bool = False) -> bool:
         """One request; false if there will never be more."""
@@ -238,7 +241,7 @@ class Follower:
 
 
 @contextmanager
-def _stream(connection: Connection, pod: PodRef, *, request: Request, follow: bool) -> Iterator[Iterator[str]]:
+def _stream(connection: Connection, pod: PodRef, *, request: Request, follow: bool) -> Generator[Iterator[str]]:
     """The lines of one request; the connection is given back whatever happens."""
     import httpx2
 

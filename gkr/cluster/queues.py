@@ -23,6 +23,8 @@ from gkr.cluster.explain_objects import (
     seconds,
     spec,
     status,
+    sub,
+    subs,
 )
 
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
@@ -84,8 +86,8 @@ class Queue:
 
 def template_labels(workload: Object) -> Mapping[str, str]:
     """Labels of its pods."""
-    for pod_set in spec(workload).get("podSets") or ():
-        found = ((pod_set.get("template") or {}).get("metadata") or {}).get("labels") or {}
+    for pod_set in subs(spec(workload), "podSets"):
+        found = sub(pod_set, "template", "metadata", "labels")
         if found:
             return found
     return {}
@@ -104,19 +106,19 @@ def finished(workload: Object) -> bool:
 def asked(workload: Object, resource: str = GPU) -> float:
     """What all its pods ask for together."""
     total = 0.0
-    for pod_set in spec(workload).get("podSets") or ():
-        pod_spec = (pod_set.get("template") or {}).get("spec") or {}
+    for pod_set in subs(spec(workload), "podSets"):
+        pod_spec = sub(pod_set, "template", "spec")
         count = int(pod_set.get("count", 1))
         if resource == GPU:
             total += count * pod_gpus(pod_spec)
         else:
-            total += count * sum(_request(one, resource) for one in pod_spec.get("containers") or ())
+            total += count * sum(_request(one, resource) for one in subs(pod_spec, "containers"))
     return total
 
 
 def _request(container: Object, resource: str) -> float:
-    resources = container.get("resources") or {}
-    found = (resources.get("requests") or {}).get(resource, (resources.get("limits") or {}).get(resource))
+    resources = sub(container, "resources")
+    found = sub(resources, "requests").get(resource, sub(resources, "limits").get(resource))
     return quantity(found)
 
 
@@ -124,9 +126,9 @@ def claim(workload: Object, *, position: int | None = None) -> Claim:
     """A Workload as a claim on quota."""
     given = admission(workload)
     by_flavor: dict[tuple[str, str], float] = defaultdict(float)
-    for one in (given or {}).get("podSetAssignments") or ():
-        for resource, amount in (one.get("resourceUsage") or {}).items():
-            by_flavor[str((one.get("flavors") or {}).get(resource, "")), resource] += quantity(amount)
+    for one in subs(given, "podSetAssignments"):
+        for resource, amount in sub(one, "resourceUsage").items():
+            by_flavor[str(sub(one, "flavors").get(resource, "")), resource] += quantity(amount)
     waits = condition(workload, "QuotaReserved") if given is None else None
     reserved = condition(workload, "QuotaReserved")
     namespace = str(meta(workload).get("namespace", ""))
@@ -137,13 +139,13 @@ def claim(workload: Object, *, position: int | None = None) -> Claim:
         name=name(workload),
         queue=str(spec(workload).get("queueName", "")),
         priority=int(spec(workload).get("priority") or 0),
-        priority_class=str((spec(workload).get("priorityClassRef") or {}).get("name", "")),
+        priority_class=str(sub(spec(workload), "priorityClassRef").get("name", "")),
         gpus=held if given else asked(workload),
         created=seconds(meta(workload).get("creationTimestamp")) or 0.0,
-        admitted=seconds((reserved or {}).get("lastTransitionTime")) if given else None,
+        admitted=seconds(sub(reserved).get("lastTransitionTime")) if given else None,
         by_flavor=dict(by_flavor),
         position=position,
-        reason=str((waits or {}).get("message", "")),
+        reason=str(sub(waits).get("message", "")),
     )
 
 
@@ -151,15 +153,15 @@ def quotas(cluster_queue: Object) -> list[Quota]:
     """Quota and use of every flavor and resource."""
     used = {
         (str(flavor.get("name")), str(one.get("name"))): quantity(one.get("total"))
-        for flavor in status(cluster_queue).get("flavorsReservation") or ()
-        for one in flavor.get("resources") or ()
+        for flavor in subs(status(cluster_queue), "flavorsReservation")
+        for one in subs(flavor, "resources")
     }
     return [
         Quota(flavor=str(flavor.get("name")), resource=str(one.get("name")), nominal=quantity(one.get("nominalQuota")),
               used=used.get((str(flavor.get("name")), str(one.get("name"))), 0.0))
-        for group in spec(cluster_queue).get("resourceGroups") or ()
-        for flavor in group.get("flavors") or ()
-        for one in flavor.get("resources") or ()
+        for group in subs(spec(cluster_queue), "resourceGroups")
+        for flavor in subs(group, "flavors")
+        for one in subs(flavor, "resources")
     ]  # fmt: skip
 
 
@@ -228,4 +230,4 @@ def inactive(queue: Object) -> str:
     found = condition(queue, "Active")
     if found is not None and found.get("status") == "True":
         return ""
-    return str((found or {}).get("message") or "Kueue has not looked at it yet")
+    return str(sub(found).get("message") or "Kueue has not looked at it yet")

@@ -118,6 +118,10 @@ class Wire:
     target: int
     lose_answers: int = 0
     """So many of the next answers to writes never arrive; their requests do."""
+    cut_then: bool = False
+    """After a lost answer nothing passes any more."""
+    cut: bool = False
+    """Nothing passes."""
     requests: list[str] = field(default_factory=list[str])
     """First lines of the requests that passed."""
 
@@ -133,6 +137,9 @@ class Wire:
         with suppress(OSError):
             while True:
                 client, _ = self._server.accept()
+                if self.cut:
+                    client.close()
+                    continue
                 threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:
@@ -140,7 +147,7 @@ class Wire:
         with client, socket.create_connection(("127.0.0.1", self.target), timeout=DEADLINE) as server:
             client.settimeout(DEADLINE)
             with suppress(OSError, ValueError), client.makefile("rb") as asked, server.makefile("rb") as answered:
-                while head := _read_head(asked):
+                while (head := _read_head(asked)) and not self.cut:
                     first = head.split(b"\r\n", 1)[0].decode()
                     self.requests.append(first)
                     server.sendall(head + asked.read(_length(head)))
@@ -148,6 +155,7 @@ class Wire:
                     body = b"" if first.startswith("HEAD ") else answered.read(_length(answer))
                     if first.startswith("PUT ") and self.lose_answers > 0:
                         self.lose_answers -= 1
+                        self.cut = self.cut_then
                         return
                     client.sendall(answer + body)
 

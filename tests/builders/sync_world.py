@@ -38,8 +38,9 @@ def make_plan(
     target: int = 400,
     run: str = "r1",
     config: SyncConfig | None = None,
+    store: str = "",
 ) -> Plan:
-    """A plan with so many learners and a store under the folder."""
+    """A plan with so many learners and a store under the folder, or elsewhere."""
     node = NodePlan(name="node-0", group="trainer", machine="cpu", ranks=1, cpu=1, memory=2**30, shm=2**20)
     return Plan(
         experiment="toy",
@@ -63,7 +64,7 @@ def make_plan(
             cluster="local-0",
             control_port=0,
             bulk_port=0,
-            store=(folder / "sync").as_uri(),
+            store=store or (folder / "sync").as_uri(),
             config=config
             or SyncConfig.model_validate({"round_deadline": "20s", "lease": "20s", "outer_momentum": 0.5}),
             target_samples=target,

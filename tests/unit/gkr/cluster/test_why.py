@@ -39,7 +39,8 @@ EXPECTED = {"head": 1, "trainer": 2}
 CPU_FLAVOR = 'Flavor "cpu" does not support TopologyAwareScheduling, flavor a3-mega doesn\'t match node affinity'
 FULL = (
     f"couldn't assign flavors to pod set trainer: {CPU_FLAVOR}, "
-    "insufficient unused quota for memory in flavor a3-ultra, 5600Gi more needed, insufficient unused quota for nvidia.com/gpu in flavor a3-ultra, 16 more needed"
+    "insufficient unused quota for memory in flavor a3-ultra, 5600Gi more needed, "
+    "insufficient unused quota for nvidia.com/gpu in flavor a3-ultra, 16 more needed"
 )
 
 
@@ -147,8 +148,8 @@ def test_more_than_the_queue_has_is_a_request_to_change() -> None:
 def test_a_flavor_without_gpus_is_no_obstacle_while_another_may_become_free() -> None:
     message = (
         "couldn't assign flavors to pod set w: insufficient quota for nvidia.com/gpu in flavor cpu, "
-        "previously considered podsets requests (0) + current podset request (16) > maximum capacity (0), insufficient unused quota for "
-        "nvidia.com/gpu in flavor a3-ultra, 8 more needed"
+        "previously considered podsets requests (0) + current podset request (16) > maximum capacity (0), "
+        "insufficient unused quota for nvidia.com/gpu in flavor a3-ultra, 8 more needed"
     )
     assert explain(queued(message)).text == "it waits for quota: 8 GPUs more of a3-ultra needed"
 

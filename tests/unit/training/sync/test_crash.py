@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 
 from spec.errors import ConfigError, DataError
 from spec.events import Note, SyncMerged, read_events
+from storage import Bucket, open_bucket
+from tests.builders.object_store import QUICK, ObjectServer, Wire, environment_for, serve_objects
 from tests.builders.sync_world import LAYOUT, ROUND_SAMPLES, ema_of, make_plan, seed_weights, train
 from training.sync.contract import contract_hash
 from training.sync.journal import Journal
@@ -28,6 +31,8 @@ POINTS = (
     "sealed", "merged", "model-opened", "model-written", "model-named", "state-opened", "state-written", "state-named",
     "head-written", "head-named", "durable", "published",
 )  # fmt: skip
+KEPT = ("model-kept", "state-kept")
+"""Passed only where the store is no folder of the syncer's machine."""
 ROUNDS = 3
 
 
@@ -61,16 +66,20 @@ class Bench:
     """A run without sockets: two learners and a syncer that is made anew whenever it crashed."""
 
     folder: Path
+    bucket: Bucket
     trap: Trap = field(default_factory=Trap)
     crashes: int = 0
+    pods: int = 0
 
     def __post_init__(self) -> None:
-        self.plan = make_plan(self.folder, target=ROUNDS * 2 * ROUND_SAMPLES)
+        self.plan = make_plan(self.folder, target=ROUNDS * 2 * ROUND_SAMPLES, store=self.bucket.uri)
         self.generation: dict[str, int] = {}
         self.syncer = self.survive(self.make)
 
     def make(self) -> Syncer:
-        store = Store(self.folder / "sync", keep_states=2, point=self.trap)
+        """Every syncer begins with an empty folder of its own."""
+        self.pods += 1
+        store = Store(self.bucket, keep_states=2, work=self.folder / f"pod-{self.pods}", point=self.trap)
         return Syncer(self.plan, store=store, journal=Journal(self.folder / "events.jsonl"), retry_seconds=0.001)
 
     def survive(self, work: Callable[[], Any]) -> Any:
@@ -173,6 +182,10 @@ class Bench:
         events = read_events((self.folder / "events.jsonl").read_text().splitlines())
         return [one.round for one in events if isinstance(one, SyncMerged)]
 
+    def alarms(self) -> list[str]:
+        events = read_events((self.folder / "events.jsonl").read_text().splitlines())
+        return [one.text for one in events if isinstance(one, Note) and one.level == "error"]
+
     def run(self) -> tuple[object, ...]:
         self.begin()
         for number in range(1, ROUNDS + 1):
@@ -180,34 +193,66 @@ class Bench:
         return self.outcome()
 
 
+Build = Callable[..., Bench]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    with serve_objects(tmp_path_factory.mktemp("store")) as one:
+        yield one
+
+
+def in_folder(folder: Path, **options: Any) -> Bench:
+    return Bench(folder, open_bucket((folder / "sync").as_uri()), **options)
+
+
+@pytest.fixture(scope="module", params=["folder", "objects"])
+def build(request: pytest.FixtureRequest) -> Build:
+    """Makes benches on a store of each kind."""
+    if request.param == "folder":
+        return in_folder
+    find: Callable[[str], ObjectServer] = request.getfixturevalue
+    server = find("server")
+    return lambda folder, **options: Bench(folder, server.open(), **options)
+
+
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[object, ...], Counter[str]]:
+def calm(build: Build, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[object, ...], Counter[str]]:
     """The outcome without crashes, and how often each point is passed."""
-    bench = Bench(tmp_path_factory.mktemp("calm"))
+    bench = build(tmp_path_factory.mktemp("calm"))
     return bench.run(), bench.trap.passed
 
 
-@pytest.mark.parametrize("point", POINTS)
+def test_both_kinds_of_store_come_to_the_same_bits(
+    calm: tuple[tuple[object, ...], Counter[str]], tmp_path: Path
+) -> None:
+    assert in_folder(tmp_path).run() == calm[0]
+
+
+@pytest.mark.parametrize("point", [*POINTS, *KEPT])
 def test_a_crash_at_any_step_changes_nothing(
-    point: str, calm: tuple[tuple[object, ...], Counter[str]], tmp_path: Path
+    point: str, calm: tuple[tuple[object, ...], Counter[str]], build: Build, tmp_path: Path
 ) -> None:
     expected, passed = calm
+    if build is in_folder and point in KEPT:
+        assert not passed[point]
+        return
     assert passed[point] >= ROUNDS
     for number in range(1, passed[point] + 1):
         folder = tmp_path / str(number)
         folder.mkdir()
-        bench = Bench(folder, Trap(name=point, number=number, action=crash))
+        bench = build(folder, trap=Trap(name=point, number=number, action=crash))
         assert bench.run() == expected, f"{point}, passing {number}"
         assert bench.trap.sprung
         assert bench.merges() == [1, 2, 3]
-        assert not list(folder.rglob("*.tmp"))
+        assert not list(folder.glob("sync/**/*.tmp"))
 
 
 @pytest.mark.parametrize("point", ["model-opened", "model-written", "state-opened", "state-written", "head-written"])
 def test_a_full_disk_publishes_nothing_raises_an_alarm_and_goes_on_when_there_is_room(
-    point: str, calm: tuple[tuple[object, ...], Counter[str]], tmp_path: Path
+    point: str, calm: tuple[tuple[object, ...], Counter[str]], build: Build, tmp_path: Path
 ) -> None:
-    bench = Bench(tmp_path)
+    bench = build(tmp_path)
     bench.begin()
     versions: list[int] = []
 
@@ -222,16 +267,14 @@ def test_a_full_disk_publishes_nothing_raises_an_alarm_and_goes_on_when_there_is
         bench.round(number)
     assert versions == [0, 0, 0]
     assert bench.syncer.desk.status().alarm == ""
-    events = list(read_events((tmp_path / "events.jsonl").read_text().splitlines()))
-    alarms = [one.text for one in events if isinstance(one, Note) and one.level == "error"]
-    assert len(alarms) == 3
-    assert "No space left on device" in alarms[0]
+    assert len(bench.alarms()) == 3
+    assert "No space left on device" in bench.alarms()[0]
     bench.trap.name = ""
     assert bench.outcome() == calm[0]
 
 
-def test_a_registration_that_cannot_be_made_durable_is_not_given(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_registration_that_cannot_be_made_durable_is_not_given(build: Build, tmp_path: Path) -> None:
+    bench = build(tmp_path)
     bench.begin()
 
     def full() -> None:
@@ -252,8 +295,8 @@ def test_a_registration_that_cannot_be_made_durable_is_not_given(tmp_path: Path)
     assert bench.make().core.state.members["west"].generation == 2
 
 
-def test_a_deposed_syncer_cannot_commit(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_deposed_syncer_cannot_commit(build: Build, tmp_path: Path) -> None:
+    bench = build(tmp_path)
     bench.begin()
     old = bench.syncer
     base = seed_weights()
@@ -270,40 +313,43 @@ def test_a_deposed_syncer_cannot_commit(tmp_path: Path) -> None:
     assert new.desk.status().version == 1
 
 
-def test_damaged_missing_or_foreign_state_is_refused_with_place_and_remedy(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_damaged_missing_or_foreign_state_is_refused_with_place_and_remedy(build: Build, tmp_path: Path) -> None:
+    bench = build(tmp_path)
     bench.begin()
     bench.round(1)
     assert bench.syncer.core.store.head.state is not None
-    path = tmp_path / "sync/states" / bench.syncer.core.store.head.state.file
-    data = path.read_bytes()
-    path.write_bytes(data[:-4] + b"\0\0\0\1")
+    key = f"states/{bench.syncer.core.store.head.state.file}"
+    data = bench.bucket.get(key).data
+    bench.bucket.put(key, data[:-4] + b"\0\0\0\1")
     with pytest.raises(DataError, match=r"(?s)the committed state is damaged.*hint: restore"):
         bench.make()
-    path.unlink()
+    bench.bucket.delete([key])
     with pytest.raises(DataError, match="the committed state is missing"):
         bench.make()
-    path.write_bytes(data)
+    bench.bucket.put(key, data)
     assert bench.plan.syncer is not None
     config = bench.plan.syncer.config.model_copy(update={"outer_momentum": 0.1})
-    bench.plan = make_plan(tmp_path, config=config)
+    bench.plan = make_plan(tmp_path, config=config, store=bench.bucket.uri)
     with pytest.raises(ConfigError, match="other sync settings"):
         bench.make()
     # None of the refused starts has deposed anybody.
     bench.syncer.core.store.check()
 
 
-def test_only_so_many_states_are_kept_and_earlier_versions_can_be_fetched_from_them(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_only_so_many_states_are_kept_and_earlier_versions_can_be_fetched_from_them(
+    build: Build, tmp_path: Path
+) -> None:
+    bench = build(tmp_path)
     bench.run()
-    assert len(list((tmp_path / "sync/states").iterdir())) == 2
+    assert len(list(bench.bucket.list("states"))) == 2
+    bench.syncer = bench.make()
     assert bench.syncer.desk.weights(2).shape == (LAYOUT.total,)
     with pytest.raises(Refusal, match="the newest is 3"):
         bench.syncer.desk.weights(1)
 
 
-def test_contributions_with_bad_data_get_an_invalid_verdict(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_contributions_with_bad_data_get_an_invalid_verdict(build: Build, tmp_path: Path) -> None:
+    bench = build(tmp_path)
     bench.begin()
     bad = np.full(LAYOUT.total, np.nan, np.float32)
     good = np.zeros(LAYOUT.total, np.float32)
@@ -314,3 +360,133 @@ def test_contributions_with_bad_data_get_an_invalid_verdict(tmp_path: Path) -> N
     assert verdict is not None
     assert (verdict.kind, "EMA has elements" in verdict.reason) == ("invalid", True)
     assert bench.syncer.desk.commit(bench.send("west", seq=1, base=0, delta=good, ema=good), wait_seconds=0) is None
+
+
+@pytest.fixture
+def wire(server: ObjectServer) -> Iterator[Wire]:
+    one = Wire(server.port)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def wired(server: ObjectServer, wire: Wire, tmp_path: Path) -> Bench:
+    """A bench whose store is at the other end of a wire; version 0 is committed."""
+    (tmp_path / "wired").mkdir()
+    bench = Bench(
+        tmp_path / "wired", open_bucket(server.uri(), environment=environment_for(wire.port), limits=QUICK)
+    )  # fmt: skip
+    bench.begin()
+    return bench
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> tuple[object, ...]:
+    """The outcome of an undisturbed run."""
+    (tmp_path / "calm").mkdir()
+    return in_folder(tmp_path / "calm").run()
+
+
+def test_a_bucket_that_is_away_stops_nothing_for_good(wired: Bench, wire: Wire, expected: tuple[object, ...]) -> None:
+    """It is gone when a round is about to be committed, and answers again after two alarms."""
+    versions: list[int] = []
+
+    def come_and_go() -> None:
+        versions.append(wired.syncer.desk.status().version)
+        wire.cut = len(versions) < 3
+        wired.trap.number += 1
+
+    wired.trap.name, wired.trap.action = "state-named", come_and_go
+    wired.trap.number = wired.trap.passed["state-named"] + 1
+    wired.round(1)
+    wired.trap.name = ""
+    assert versions == [0, 0, 0], "nothing was published before it was kept"
+    assert len(wired.alarms()) == 2
+    assert "the object store failed" in wired.alarms()[0]
+    for number in range(2, ROUNDS + 1):
+        wired.round(number)
+    assert wired.outcome() == expected
+
+
+@pytest.mark.parametrize("then", ["is tried again", "another ledger is saved", "the syncer is restarted"])
+def test_a_commit_whose_answer_is_lost_counts_once(
+    wired: Bench, wire: Wire, expected: tuple[object, ...], then: str
+) -> None:
+    """HEAD names the new state, but nobody could tell the syncer: it tells nobody else, and finds its own write."""
+
+    def lose() -> None:
+        wire.lose_answers, wire.cut_then = 1, True
+
+    def mend() -> None:
+        core = wired.syncer.core
+        assert (wire.cut, core.state.version) == (True, 0)
+        wire.cut = wire.cut_then = False
+        if then == "another ledger is saved":
+            core.store.commit(core.state.durable())
+        if then == "the syncer is restarted":
+            raise Crash
+
+    wired.trap.name, wired.trap.action = "head-written", lose
+    wired.trap.number = wired.trap.passed["head-written"] + 1
+    wired.syncer.core.stopping = Pauses(mend)
+    for number in range(1, ROUNDS + 1):
+        wired.round(number)
+    assert len(wired.alarms()) == 1
+    assert wired.outcome() == expected
+    assert wired.merges() == [1, 2, 3]
+
+
+class Pauses(threading.Event):
+    """Stands where the syncer pauses before it tries a commit again."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        super().__init__()
+        self._action = action
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._action()
+        return False
+
+
+def test_of_two_syncers_that_start_at_once_one_fences_the_other(build: Build, tmp_path: Path) -> None:
+    bench = build(tmp_path)
+    for _ in range(3):
+        met, made = threading.Barrier(2), list[Syncer]()
+
+        def start(met: threading.Barrier = met, made: list[Syncer] = made) -> None:
+            met.wait(20)
+            made.append(bench.make())
+
+        threads = [threading.Thread(target=start) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        first, second = sorted(made, key=lambda one: one.core.state.epoch)
+        assert second.core.state.epoch == first.core.state.epoch + 1
+        second.core.store.check()
+        with pytest.raises(DeposedError):
+            first.core.store.check()
+
+
+def test_models_are_served_by_a_syncer_that_did_not_write_them(build: Build, tmp_path: Path) -> None:
+    bench = build(tmp_path)
+    bench.run()
+    syncer = bench.make()
+    digest = syncer.core.state.ledger.model_sha256
+    with syncer.desk.open_model(digest) as file:
+        assert hashlib.sha256(file.read()).hexdigest() == digest
+    with pytest.raises(FileNotFoundError):
+        syncer.desk.open_model("0" * 64)
+
+
+def test_a_syncer_that_was_replaced_removes_nothing_of_its_successor(build: Build, tmp_path: Path) -> None:
+    bench = build(tmp_path)
+    bench.begin()
+    bench.round(1)
+    old, bench.syncer = bench.syncer, bench.make()
+    for number in (2, 3):
+        bench.round(number)
+    old.core.store.prune()
+    assert bench.outcome()
+    assert bench.make().desk.weights(2).shape == (LAYOUT.total,)
