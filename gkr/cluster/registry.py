@@ -71,6 +71,9 @@ def read_registry() -> Registry:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return Registry({})
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "check it; GKR_CONFIG=FOLDER names another place"
+        raise ConfigError(f"the list of clusters cannot be read: {error}", where=str(path), hint=hint) from None
     import yaml
 
     try:

@@ -11,7 +11,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -173,7 +173,7 @@ class ApiDouble:
 
 
 @contextmanager
-def serving(double: ApiDouble) -> Iterator[ApiDouble]:
+def serving(double: ApiDouble) -> Generator[ApiDouble]:
     """Answer on a port of loopback until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):

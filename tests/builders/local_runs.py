@@ -58,9 +58,12 @@ def events(folder: Path) -> list[Event]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For a process that must find this checkout; bytecode in a place that tests share, so that starts stay fast."""
+    """For a process that must find this checkout and no cluster that was added by the person who runs the tests.
+
+    Bytecode goes to a place that tests share, so that starts stay fast.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "GKR_RUNS"}}
-    return {**kept, "PYTHONPATH": f"{REPOSITORY}", "OMP_NUM_THREADS": "1", **more}
+    return {**kept, "PYTHONPATH": f"{REPOSITORY}", "GKR_CONFIG": "/nonexistent/gkr", "OMP_NUM_THREADS": "1", **more}
 
 
 def gkr(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:

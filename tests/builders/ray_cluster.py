@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +63,8 @@ class RayCluster:
     driver: subprocess.Popen[bytes] | None = None
     drivers: int = 0
     _ended_at: float = 0.0
+    _ray_dir: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="gr-", dir="/tmp")))
+    """Short: Unix sockets lie in it."""
 
     def start(self) -> None:
         """All pods; the driver when they have joined."""
@@ -116,6 +120,7 @@ class RayCluster:
                 pod.process.wait(timeout=20)
         if self.driver is not None:
             self.driver.wait(timeout=20)
+        shutil.rmtree(self._ray_dir, ignore_errors=True)
 
     def _add(self, name: str, *, role: str, group: str, resources: dict[str, int]) -> None:
         address = f"127.0.0.{self.first_address + len(self.pods)}"
@@ -124,11 +129,8 @@ class RayCluster:
     def _run(self, pod: Pod) -> None:
         pod.run_dir.mkdir(parents=True, exist_ok=True)
         pod.starts += 1
-        sockets = (
-            f"/tmp/gkr-{os.getpid()}-{pod.unique}-{pod.starts}"  # Ray's own names collide when nodes start together
-        )
         command = f"{BIN}/ray start --block --node-ip-address={pod.address} --object-store-memory={80 * 2**20} "
-        command += f"--plasma-store-socket-name={sockets}.plasma --raylet-socket-name={sockets}.raylet "
+        command += f"--temp-dir={self._ray_dir / f'{pod.unique}-{pod.starts}'} "  # names collide in a common one
         if pod.role == "head":
             command += f"--head --port={self.port} --num-cpus=0 --include-dashboard=false"
         else:

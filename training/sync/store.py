@@ -137,7 +137,8 @@ class Store:
                 with later():
                     self._write(head, tag=self._tag)
             except StoreError:
-                self._unsure.append(_encode(head))
+                if (sent := _encode(head)) not in self._unsure:
+                    self._unsure.append(sent)
                 raise
             except (StaleError, MissingError):
                 serial = self._own_late_write() + 1

@@ -85,3 +85,9 @@ def test_damaged_list_is_named(config: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_registry()
     assert caught.value.where == f"{config_folder() / 'clusters.yaml'}"
+
+
+def test_configuration_folder_that_is_none_is_named(config: Path) -> None:
+    config.write_text("a file")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_registry()
