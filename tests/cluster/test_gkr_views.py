@@ -174,6 +174,7 @@ def test_eight_free_gpus_on_four_nodes_are_shown_as_scattered(connection: Connec
             assert "`resources: {gpu: H100-MEGA:2}`" in found["action"]
 
 
+@pytest.mark.usefixtures("place")
 def test_an_image_that_does_not_exist_is_reported_within_a_minute_in_the_runtimes_own_words() -> None:
     with _launched("noimage", image="localhost/gkr/no-such-image:1") as run:
         _wait("verdict on the image", lambda: _why("noimage")["level_name"] == "started", seconds=IMAGE_SECONDS)
@@ -214,6 +215,7 @@ def test_a_cordoned_node_is_broken(connection: Connection) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("place")
 def test_logs_and_exec_of_a_run() -> None:
     """A whole run of two pods: Ray's start, the driver, two commands of a minute."""
     script = 'for i in $(seq 1 30); do echo "line $i of $GKR_NODE_RANK"; sleep 2; done'

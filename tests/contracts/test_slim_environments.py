@@ -29,6 +29,7 @@ ROLES = {
         [["-m", "gkr", "--help"], ["-m", "gkr", "plan", "recipes/digits.yaml"], ["-m", "spec.schemas", "--check"]],
     ),
     "services": ("spec,storage,services", [["-m", "services.prepare", "--help"]]),
+    "infra": ("spec,manifests,infra", [["-c", "import infra"]]),
     "training": ("spec,storage,training", [["-m", "training.sync.server", "--help"]]),
 }
 
