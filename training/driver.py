@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -324,7 +324,7 @@ def _log_to_stderr() -> None:
 
 
 @contextmanager
-def _own_log(path: Path) -> Iterator[BinaryIO]:
+def _own_log(path: Path) -> Generator[BinaryIO]:
     """Send what this process prints to a log of the run; yields where it went before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.dup(2), "wb", buffering=0) as former, path.open("ab") as file:

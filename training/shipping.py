@@ -151,10 +151,13 @@ def _claim(bucket: Bucket, *, source: str, last: int, until: float) -> int:
 
 
 def _read(bucket: Bucket, keys: Sequence[str], *, into: Path, until: float) -> None:
+    def get(key: str) -> bytes:
+        return _patiently(lambda: bucket.get(key).data, until=until)
+
     with into.open("wb") as file, ThreadPoolExecutor(_READERS) as pool:
         for first in range(0, len(keys), _BATCH):
             part = keys[first : first + _BATCH]
-            for data in pool.map(lambda key: _patiently(lambda: bucket.get(key).data, until=until), part):
+            for data in pool.map(get, part):
                 file.write(data)
 
 

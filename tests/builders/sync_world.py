@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -238,8 +238,10 @@ class Server:
         return [one for one in self.events() if isinstance(one, SyncLedger)][-1]
 
 
-def spawn_server(folder: Path, plan: Plan, *extra: str) -> subprocess.Popen[bytes]:
-    """The process as the supervisor starts it."""
+def spawn_server(
+    folder: Path, plan: Plan, *extra: str, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """The process as the supervisor starts it, or its pod."""
     (folder / "plan.json").write_text(plan.model_dump_json())
     paths = [
         "--plan",
@@ -254,15 +256,23 @@ def spawn_server(folder: Path, plan: Plan, *extra: str) -> subprocess.Popen[byte
             [sys.executable, "-m", "training.sync.server", *paths, *extra],
             stderr=log,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         )
 
 
-def start_server(folder: Path, plan: Plan, *, control_port: int = 0, bulk_port: int = 0) -> Server:
+def start_server(
+    folder: Path,
+    plan: Plan,
+    *extra: str,
+    control_port: int = 0,
+    bulk_port: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> Server:
     """Start and wait until it serves."""
     endpoints = folder / "syncer.json"
     endpoints.unlink(missing_ok=True)
-    process = spawn_server(folder, plan, "--control-port", str(control_port), "--bulk-port", str(bulk_port))
+    ports = ["--control-port", str(control_port), "--bulk-port", str(bulk_port)]
+    process = spawn_server(folder, plan, *ports, *extra, environment=environment)
     wait_until(lambda: endpoints.exists() or process.poll() is not None)
     assert process.poll() is None, (folder / "syncer.log").read_text()
     found = json.loads(endpoints.read_text())

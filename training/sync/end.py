@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 from spec.errors import GkrError
 from spec.plan import Plan
-from storage import open_bucket
+from storage import Limits, open_bucket
 from training.sync.messages import Status
 
 SUMMARY = "summary.json"
 LONGEST_SECONDS = 600.0
 """After the final model; whoever has not fetched it by then will not."""
 _ASK_SECONDS = 2.0
+_LIMITS = Limits(connect_seconds=2, request_seconds=5, retry_seconds=0)
 
 
 @dataclass
@@ -36,7 +37,7 @@ class End:
 
         def evaluated() -> bool:
             try:
-                return open_bucket(plan.home.run_uri).exists(SUMMARY)
+                return open_bucket(plan.home.run_uri, limits=_LIMITS).exists(SUMMARY)
             except GkrError:
                 return False
 

@@ -34,7 +34,7 @@ def later() -> Generator[None]:
     try:
         yield
     except (UnreachableError, RefusedError) as error:
-        raise StoreError(str(error)) from error
+        raise StoreError(f"{error.where}: {error.message}") from error
 
 
 class Files:

@@ -127,7 +127,7 @@ def _events(plan: Plan, path: Path | None, *, run_dir: Path) -> Generator[tuple[
         yield Journal(path), None
         return
     outbox = Outbox.open(
-        open_bucket(plan.home.run_uri),
+        open_bucket(plan.home.run_uri, limits=STORE_LIMITS),
         source="syncer",
         folder=run_dir / "state" / "events-syncer",
         deadline_seconds=plan.timeouts.start,

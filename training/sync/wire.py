@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
                     Refusal(
                         "store_unavailable",
                         f"the syncer's store cannot be written: {error}",
-                        hint="free space on its disk",
+                        hint="free space on its disk, or see why its bucket is away",
                     )
                 )
         except (ConnectionError, TimeoutError) as error:

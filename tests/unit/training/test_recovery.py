@@ -93,6 +93,20 @@ def test_three_restarts_without_progress_are_all_there_are() -> None:
     assert isinstance(effects[-1], Finish)
 
 
+def test_the_plan_says_how_often_is_tried_again_and_for_what() -> None:
+    once = recovery.replace(running(), budget=1)
+    state, effects = over(once, KILLED)
+    assert isinstance(effects[0], StartAttempt)
+    _, effects = over(state, KILLED)
+    assert effects[-1] == Finish(100, "SIGKILL; 2 interruptions without a new step")
+
+    never = recovery.replace(running(), retried=frozenset({"node-failure"}))
+    _, effects = over(never, KILLED)
+    assert effects[-1] == Finish(100, "SIGKILL; retry.on does not name rank-death")
+    _, effects = over(never, Cause(kind="node_lost", text="node-0 died", signature="node node-0"))
+    assert isinstance(effects[0], StartAttempt)
+
+
 def test_the_end_of_an_older_attempt_is_never_acted_upon() -> None:
     state, _ = over(running(furthest=640), KILLED)
     again, effects = recovery.step(state, AttemptOver(1, KILLED))

@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from storage import Bucket, open_bucket
+from training import shipping
 from training.shipping import Outbox
 
 SECONDS = 20.0
@@ -108,3 +111,13 @@ def test_a_long_backlog_goes_out_in_bounded_segments(tmp_path: Path) -> None:
     texts = list(shipped(tmp_path).values())
     assert "".join(texts) == f"{line}\n" * 3000
     assert max(map(len, texts)) <= 2**20
+
+
+def test_a_process_learns_that_a_newer_one_took_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "TAKEOVER_SECONDS", 0.1)
+    first = opened(tmp_path)
+    second = opened(tmp_path, pod="another")
+    until(lambda: first.taken_over)
+    assert not second.taken_over
+    first.close(deadline_seconds=SECONDS)
+    second.close(deadline_seconds=SECONDS)
