@@ -16,7 +16,7 @@ train: setup ## train on this machine: EXPERIMENT=path SET="a.b=c ..."
 	@$(BIN)/gkr launch $(EXPERIMENT) $(foreach pair,$(SET),--set $(pair))
 
 test: setup ## every test that needs neither root nor a cluster nor a GPU
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not cluster and not engine"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not cluster and not engine and not images"
 
 check: setup ## format, lint, types, import rules, generated files
 	@$(BIN)/python tools/check.py

@@ -15,6 +15,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "gkr"
 PLAN_SHA256 = "gkr/plan-sha256"
 """Annotation: digest of the plan.json that the objects were rendered from."""
+EXPERIMENTS = {"gkr/managed": "true"}
+"""Labels of the namespaces that experiments run in."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 

@@ -52,15 +52,19 @@ class _Wants:
     ports: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-def head(plan: Plan, *, learner: LearnerPlan) -> dict[str, Any]:
-    """The head: Ray's control service, its dashboard and the driver. On a CPU node, and it grows with the cluster."""
+def head(
+    plan: Plan, *, learner: LearnerPlan, cores: float | None = None, memory: int | None = None
+) -> dict[str, Any]:
+    """The head: Ray's control service, its dashboard and the driver. On a CPU node, and it grows with the cluster where
+    its size is not given.
+    """
     joining = pod_count(learner) - 1
     ports = {"client": 10001, "dashboard": names.DASHBOARD_PORT, "gcs-server": 6379, "metrics": 8080}
     wants = _Wants(
         role=names.HEAD,
         group=names.HEAD,
-        cores=1.0 + joining // PODS_PER_HEAD_CORE,
-        memory=HEAD_MEMORY + HEAD_MEMORY_PER_POD * joining,
+        cores=cores if cores is not None else 1.0 + joining // PODS_PER_HEAD_CORE,
+        memory=memory if memory is not None else HEAD_MEMORY + HEAD_MEMORY_PER_POD * joining,
         shm=OBJECT_STORE + SPARE_SHM,
         affinity=placing.off_gpus(),
         ports=[{"name": name, "containerPort": port} for name, port in ports.items()],

@@ -43,7 +43,7 @@ def rayjob(plan: Plan, *, learner: LearnerPlan) -> dict[str, Any]:
             "backoffLimit": 0,
             "entrypoint": f"bash {names.PLAN_DIR}/driver.sh",
             "preRunningDeadlineSeconds": values.seconds(plan.timeouts.start),
-            "rayClusterSpec": _cluster(plan, learner),
+            "rayClusterSpec": cluster_spec(plan, learner=learner),
             "shutdownAfterJobFinishes": True,
             "submissionMode": "HTTPMode",
             "ttlSecondsAfterFinished": 0,
@@ -51,7 +51,10 @@ def rayjob(plan: Plan, *, learner: LearnerPlan) -> dict[str, Any]:
     }
 
 
-def _cluster(plan: Plan, learner: LearnerPlan) -> dict[str, Any]:
+def cluster_spec(
+    plan: Plan, *, learner: LearnerPlan, head: dict[str, Any] | None = None, ray_version: str = RAY_VERSION
+) -> dict[str, Any]:
+    """The Ray cluster: one worker group per group of nodes and per private service. `head`: another head's template."""
     groups = [_trainer_group(plan, learner, group) for group in learner.groups]
     groups += [
         _group(
@@ -71,8 +74,8 @@ def _cluster(plan: Plan, learner: LearnerPlan) -> dict[str, Any]:
     return {
         # Ray's dashboard and its control service run any code for whoever reaches them. KubeRay makes the token.
         "authOptions": {"mode": "token"},
-        "headGroupSpec": {"rayStartParams": head_params, "template": pods.head(plan, learner=learner)},
-        "rayVersion": RAY_VERSION,
+        "headGroupSpec": {"rayStartParams": head_params, "template": head or pods.head(plan, learner=learner)},
+        "rayVersion": ray_version,
         "workerGroupSpecs": groups,
     }
 

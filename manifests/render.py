@@ -10,7 +10,7 @@ from manifests import checks, rayjob, support, syncer
 from spec.plan import LearnerPlan, Plan
 
 APPLY_ORDER = (
-    "ServiceAccount", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "Job", "RayJob",
+    "ServiceAccount", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "Job", "RayJob", "RayCluster",
 )  # fmt: skip
 """What a job needs is there before the job; the syncer starts before the learners that ask for it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-START = r"""#!/usr/bin/env bash
+_PREPARE = r"""#!/usr/bin/env bash
 # Main process of every pod of a Ray cluster. KubeRay leaves the `ray start` it would have run in an environment
 # variable; the raylet, and with it every process that Ray starts here, inherits what is set up before it.
 set -euo pipefail
@@ -28,7 +28,38 @@ fi
 # Ray opens many files; take what the container runtime allows.
 ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
 
-exec python -m training.pod --role "$GKR_ROLE" -- bash -c "$KUBERAY_GEN_RAY_START_CMD"
+"""
+
+_START_RAY = r"""exec python -m training.pod --role "$GKR_ROLE" -- bash -c "$KUBERAY_GEN_RAY_START_CMD"
+"""
+
+START = _PREPARE + _START_RAY
+
+SHARED_START = (
+    _PREPARE
+    + r"""# The head of the shared services also starts them.
+if [ "$GKR_ROLE" = head ]; then
+  exec python -m training.pod --role head -- bash /gkr/plan/head.sh
+fi
+"""
+    + _START_RAY
+)
+
+SHARED_HEAD = r"""#!/usr/bin/env bash
+# Ray's head, and beside it the host that starts the replicas of the shared services and starts them again. They end
+# together: a head without a host serves nobody, a host without a head has nothing to start with. kubelet then starts
+# the container again.
+set -uo pipefail
+bash -c "$KUBERAY_GEN_RAY_START_CMD" &
+ray=$!
+python -m services.standing --plan "$GKR_PLAN" --first-port "$GKR_FIRST_PORT" &
+host=$!
+trap 'kill "$ray" "$host" 2>/dev/null' TERM INT
+wait -n "$ray" "$host"
+code=$?
+kill "$ray" "$host" 2>/dev/null
+wait
+exit "$code"
 """
 
 DRIVER = r"""#!/usr/bin/env bash

@@ -2,7 +2,9 @@
 
 GPU types are exact tokens: H100 (A3 High) and H100-MEGA (A3 Mega) are different machines with different fabrics, and
 neither is a prefix match of the other. Sizes of GPU machines: Google's machine pages; allocatable CPU and memory leave
-room for the fabric's sidecar and daemons.
+room for the fabric's sidecar and daemons. Boot disks, capacity, versions and packet sizes: Google's AI Hypercomputer
+pages for GKE, the Cluster Toolkit and the provider's documents, as the reference note on A3 machines cites them. A3
+High has no floor there, and its packet size is that of A3 Mega's GPU networks.
 """
 
 from __future__ import annotations
@@ -49,6 +51,14 @@ class Machine:
     fabric: Fabric = "none"
     local_ssds: int = 0
     """Local SSDs of 375 GiB."""
+    boot_disks: tuple[str, ...] = ("pd-balanced", "pd-ssd")
+    """Kinds of boot disk that it takes, the default first."""
+    on_demand: bool = True
+    """Whether it can be had without a reservation, spot or flex-start."""
+    gke_floor: str = ""
+    """Oldest GKE version with which its fabric is known to work."""
+    fabric_mtu: int = 0
+    """Largest packet on the fabric's networks."""
     unsupported: str = ""
     """Why it cannot be asked for; empty if it can."""
     oversubscribable: bool = False
@@ -78,21 +88,25 @@ CATALOGUE: tuple[Machine, ...] = (
         name="a3-mega", machine_type="a3-megagpu-8g", gpu="H100-MEGA", gpus=8, accelerator="nvidia-h100-mega-80gb",
         cpus=208, memory_gib=1872, allocatable_cpu=200, allocatable_memory_gib=1700, gpu_memory_gb=80,
         peak_bf16_flops=989.4e12, nics=9, extra_networks=8, max_gbps=1800, fabric="tcpxo", local_ssds=16,
+        gke_floor="1.32.11-gke.1174000", fabric_mtu=8244,
     ),
     Machine(
         name="a3-ultra", machine_type="a3-ultragpu-8g", gpu="H200", gpus=8, accelerator="nvidia-h200-141gb",
         cpus=224, memory_gib=2952, allocatable_cpu=220, allocatable_memory_gib=2800, gpu_memory_gb=141,
         peak_bf16_flops=989.4e12, nics=10, extra_networks=9, max_gbps=3600, fabric="rdma", local_ssds=32,
+        boot_disks=("hyperdisk-balanced",), on_demand=False, gke_floor="1.33.0-gke.0", fabric_mtu=8896,
     ),
     Machine(
         name="a3-high", machine_type="a3-highgpu-8g", gpu="H100", gpus=8, accelerator="nvidia-h100-80gb",
         cpus=208, memory_gib=1872, allocatable_cpu=200, allocatable_memory_gib=1700, gpu_memory_gb=80,
         peak_bf16_flops=989.4e12, nics=5, extra_networks=4, max_gbps=1000, fabric="tcpx", local_ssds=16,
+        fabric_mtu=8244,
     ),
     Machine(
         name="a4", machine_type="a4-highgpu-8g", gpu="B200", gpus=8, accelerator="nvidia-b200",
         cpus=224, memory_gib=3968, allocatable_cpu=220, allocatable_memory_gib=3700, gpu_memory_gb=180,
         peak_bf16_flops=2250e12, nics=10, extra_networks=9, max_gbps=3600, fabric="rdma", local_ssds=32,
+        boot_disks=("hyperdisk-balanced",), on_demand=False, gke_floor="1.32.2-gke.1475000", fabric_mtu=8896,
     ),
     Machine(
         name="a4x", machine_type="a4x-highgpu-4g", gpu="GB200", gpus=4, accelerator="nvidia-gb200",

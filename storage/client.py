@@ -127,6 +127,13 @@ _REFUSED = frozenset(
 _REFUSED_STATUS = re.compile(r"status code: 40[13] ")
 
 
+def library() -> Any:
+    """obstore, loaded on first use; only partly typed."""
+    import obstore
+
+    return obstore
+
+
 def first_line(error: Exception) -> str:
     """What an error says, short."""
     lines = str(error).strip().splitlines() or [type(error).__name__]

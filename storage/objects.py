@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spec.errors import DataError, UnreachableError
-from storage.client import Client, Limits, connect, store_errors
+from spec.errors import DataError, GkrError, UnreachableError
+from storage.client import Client, Limits, connect, library, store_errors
 from storage.errors import ExistsError, MissingError, StaleError
 from storage.folder import appearing, check_digest, file_errors
 from storage.protocol import PIECE_BYTES, Bytes, Entry, Stored, checked_key
@@ -47,8 +47,7 @@ class ObjectStore:
         return cls(root, prefix=prefix, client=connect(root, environment=environment, limits=limits or Limits()))
 
     def get(self, key: str) -> Stored:
-        import obstore
-
+        obstore = library()
         with store_errors(self._where(key)):
             answer = obstore.get(self._client.repeating, self._key(key))
             return Stored(bytes(answer.bytes()), _tag(answer.meta))
@@ -84,8 +83,7 @@ class ObjectStore:
         return data
 
     def write(self, key: str, pieces: Iterable[Bytes]) -> int:
-        import obstore
-
+        obstore = library()
         size = 0
 
         def counted() -> Iterator[Bytes]:
@@ -136,8 +134,7 @@ class ObjectStore:
             return self.write(key, iter(lambda: file.read(PIECE_BYTES), b""))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[Entry]:
-        import obstore
-
+        obstore = library()
         skip = len(self._prefix) + 1 if self._prefix else 0
         place = self._key(prefix) or None
         found: list[Entry] = []
@@ -150,8 +147,7 @@ class ObjectStore:
         yield from sorted(found, key=lambda one: one.key)
 
     def folders(self, prefix: str = "") -> list[str]:
-        import obstore
-
+        obstore = library()
         with store_errors(self._where(prefix)):
             answer = obstore.list_with_delimiter(self._client.repeating, self._key(prefix) or None)
         return sorted(one.rstrip("/").rpartition("/")[2] for one in answer["common_prefixes"])
@@ -164,8 +160,7 @@ class ObjectStore:
         return True
 
     def delete(self, keys: Iterable[str]) -> None:
-        import obstore
-
+        obstore = library()
         names = [self._key(key) for key in keys]
         for start in range(0, len(names), _DELETE_PAGE):
             with suppress(MissingError), store_errors(self.uri):
@@ -184,20 +179,24 @@ class ObjectStore:
         return f"{self.uri}/{key}".rstrip("/")
 
     def _head(self, key: str) -> Any:
-        import obstore
-
+        obstore = library()
         with store_errors(self._where(key)):
             return obstore.head(self._client.repeating, self._key(key))
 
     def _put(self, store: Any, key: str, data: bytes, *, mode: Any) -> str:
-        import obstore
-
+        obstore = library()
         with store_errors(self._where(key), writes=True):
             # One request: a conditional write cannot be made of parts.
             return _tag(obstore.put(store, self._key(key), data, mode=mode, use_multipart=False))
 
     def _put_once(
-        self, key: str, data: bytes, *, mode: Any, refused: type[Exception], unchanged: Callable[[], bool]
+        self,
+        key: str,
+        data: bytes,
+        *,
+        mode: Any,
+        refused: type[ExistsError | StaleError],
+        unchanged: Callable[[], bool],
     ) -> str:
         """A conditional write that happens at most once. `unchanged`: whether the condition still holds."""
         until = time.monotonic() + self._client.limits.retry_seconds
@@ -255,8 +254,7 @@ class ObjectStore:
                     future.cancel()
 
     def _piece(self, key: str, span: tuple[int, int], *, e_tag: str | None) -> memoryview:
-        import obstore
-
+        obstore = library()
         options: Any = {"range": span, **({"if_match": e_tag} if e_tag else {})}
         with store_errors(self._where(key)):
             data = memoryview(obstore.get(self._client.repeating, self._key(key), options=options).bytes())

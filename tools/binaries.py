@@ -90,6 +90,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool("versitygw", {"versitygw": "github.com/versity/versitygw/cmd/versitygw"}, minutes=1),
     Tool("pulumi", {"pulumi": "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi"}, minutes=8),
     Tool("pulumi-kubernetes", {"pulumi-resource-kubernetes": "."}, minutes=13, embed=_embed_schema),
+    Tool("actionlint", {"actionlint": "github.com/rhysd/actionlint/cmd/actionlint"}, minutes=1),
 )  # fmt: skip
 CLUSTER_TOOLS = ("kubernetes", "etcd", "coredns", "kuberay", "kueue", "kwok", "versitygw")
 """What a one-node cluster needs."""

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 UP_SECONDS = 300
 DOWN_SECONDS = 180
-MARKERS = "(cluster or engine) and not gpu"
+MARKERS = "(cluster or engine) and not gpu and not images"
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.e2e", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--deadline-minutes", type=float, default=40.0, help="for the tests alone")
-    parser.add_argument("--markers", default=MARKERS, help="pytest -m expression")
+    parser.add_argument("-m", "--markers", default=MARKERS, help="pytest -m expression")
     options, rest = parser.parse_known_args()
     if os.environ.get("KUBECONFIG"):
         return _test(rest, options.markers, minutes=options.deadline_minutes)

@@ -164,40 +164,39 @@ class Driver:
 
     def _start_ray(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        namespace = f"gkr-{self.plan.run}"
-        if self._joins:
-            ray.init(address="auto", log_to_driver=False, configure_logging=False, namespace=namespace)
-            return
-        # What the processes of a pod find in their environment; Ray's processes here inherit ours.
-        os.environ["GKR_RUN_DIR"] = str(self.options.run_dir.absolute())
-        os.environ["GKR_PLAN"] = str(self.options.plan.absolute())
-        cpus = sum(node.cpu for node in self.learner.nodes) + sum(s.cpu * s.replicas for s in self.learner.services)
+        if not self._joins:
+            # What the processes of a pod find in their environment; Ray's processes here inherit ours.
+            os.environ["GKR_RUN_DIR"] = str(self.options.run_dir.absolute())
+            os.environ["GKR_PLAN"] = str(self.options.plan.absolute())
+        settings = {"address": "auto"} if self._joins else self._own_ray()
         for left in reversed(range(RAY_STARTS)):
             try:
-                ray.init(
-                    num_cpus=max(1, round(cpus + 0.5)),
-                    num_gpus=0,
-                    resources=_resources(self.learner),
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    _temp_dir=str(self._ray_dir),
-                    _node_ip_address="127.0.0.1",
-                    log_to_driver=False,
-                    configure_logging=False,
-                    namespace=namespace,
-                )
+                ray.init(log_to_driver=False, configure_logging=False, namespace=f"gkr-{self.plan.run}", **settings)
             except Exception as error:
-                # Ray gives its own processes a fixed 30 s and raises a bare Exception: too short on a machine that is
+                # Ray gives its own processes a fixed 30 s and raises bare exceptions: too short on a machine that is
                 # busy for a moment.
                 ray.shutdown()
                 if not left:
+                    hint = "`gkr logs` shows its head's" if self._joins else f"see {self._ray_dir}/session_latest/logs"
                     raise UnreachableError(
-                        f"Ray did not start within {RAY_STARTS} tries: {error}",
-                        hint=f"see {self._ray_dir}/session_latest/logs; is the machine overloaded?",
+                        f"Ray did not answer within {RAY_STARTS} tries: {error}",
+                        hint=f"{hint}; is the machine overloaded?",
                     ) from error
-                log.warning("Ray did not start, %d more tries: %s", left, error)
+                log.warning("Ray does not answer, %d more tries: %s", left, error)
             else:
                 return
+
+    def _own_ray(self) -> dict[str, Any]:
+        cpus = sum(node.cpu for node in self.learner.nodes) + sum(s.cpu * s.replicas for s in self.learner.services)
+        return {
+            "num_cpus": max(1, round(cpus + 0.5)),
+            "num_gpus": 0,
+            "resources": _resources(self.learner),
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_temp_dir": str(self._ray_dir),
+            "_node_ip_address": "127.0.0.1",
+        }
 
     def _prepare(self) -> None:
         """Make the dataset if its manifest is missing and the plan says from what."""

@@ -227,7 +227,7 @@ def _queue_of(plan: Plan, learner: str) -> str:
 
 @cache
 def _pending_resource() -> Any:
-    from lightkube.generic_resource import create_global_resource
+    from lightkube import generic_resource as generic
 
-    group, version = _VISIBILITY
-    return create_global_resource(group, version, "ClusterQueue", "clusterqueues")
+    create: Any = generic.create_global_resource  # type: ignore[reportUnknownMemberType]
+    return create(*_VISIBILITY, "ClusterQueue", "clusterqueues")

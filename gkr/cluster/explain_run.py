@@ -54,6 +54,8 @@ E = TypeVar("E", bound=Event)
 def running(facts: Facts) -> Verdict:
     """Level 7, and the end of the way down: there is always an answer."""
     here = [pod for pod in facts.pods if not leaving(pod)]
+    if not facts.job:
+        return _syncing(facts, here)
     return head_waits(facts, here) or _missing(facts, here) or _ray(facts) or happening(facts)
 
 
@@ -162,6 +164,24 @@ def _ray(facts: Facts) -> Verdict | None:
     )
     text = "all pods are ready, and Ray has not started the driver yet"
     return Verdict(Level.RUNNING, text, "wait", evidence, action="wait: this takes seconds")
+
+
+def _syncing(facts: Facts, pods: Sequence[Object]) -> Verdict:
+    """The syncer: which round is open, and for whom it waits."""
+    if any(phase(pod) == "Succeeded" for pod in pods):
+        return Verdict(Level.RUNNING, "it has ended: succeeded", "none")
+    unready = [pod for pod in pods if not ready(pod)]
+    if unready:
+        return _missing(facts, pods) or Verdict(Level.RUNNING, "it is not ready yet", "wait", action="wait")
+    waiting = _last(facts.happened, SyncWaiting)
+    if waiting is None:
+        return Verdict(Level.RUNNING, "nothing blocks it: it waits for the first weights", "none")
+    evidence = (f"outer round {waiting.round}: {', '.join(waiting.arrived) or 'nobody'} arrived",)
+    numbers = {"round": waiting.round, "arrived": len(waiting.arrived), "waiting_for": len(waiting.waiting_for)}
+    if waiting.waiting_for and waiting.arrived:
+        text = f"it waits for the weights of {', '.join(waiting.waiting_for)}"
+        return Verdict(Level.RUNNING, text, "wait", evidence, action="see what these learners do", numbers=numbers)
+    return Verdict(Level.RUNNING, "nothing blocks it: it serves", "none", evidence, numbers=numbers)
 
 
 def happening(facts: Facts) -> Verdict:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gkr.cluster.explain_objects import Object, called, ended, labels, name, phase, seconds, sub, subs
+from gkr.cluster.explain_objects import Object, called, ended, labels, name, phase, ready, seconds, sub, subs
 from gkr.logs import RUN, Selection, in_default
 from manifests.labels import GROUP, LEARNER, ROLE
 
@@ -43,6 +43,12 @@ class PodRef:
     """Its container prints."""
     ended: bool = False
     """It prints nothing any more, ever."""
+    ready: bool = False
+
+    @property
+    def broken(self) -> bool:
+        """It ended badly and has not recovered: then what it says itself matters."""
+        return self.failed_at is not None and not self.ready
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -120,6 +126,7 @@ def pod_ref(pod: Object, *, cluster: str, container: str | None = None) -> PodRe
         failed_at=min((at for one in every if (at := _failed_at(one)) is not None), default=None),
         running=phase(pod) in {"Running", "Unknown"} or (phase(pod) == "Pending" and container is not None),
         ended=ended(pod),
+        ready=ready(pod),
     )
 
 

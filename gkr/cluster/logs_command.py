@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gkr.backend import Attachment, backend_of
 from gkr.cluster.connection import Connection, connect
-from gkr.cluster.logs import Chooser, Line, PodRef, first_failure, latest_only, merged, wanted_pods
+from gkr.cluster.logs import POD_ROLE, Chooser, Line, PodRef, first_failure, latest_only, merged, wanted_pods
 from gkr.cluster.logs_reading import MOST_STREAMS, Follower, Request, list_pods, read_pods, since_time
 from gkr.cluster.places import Places, read_places
 from gkr.log_output import Printer
@@ -141,7 +141,7 @@ def _pump(follower: Follower, chooser: Chooser, *, state: _State, printer: Print
     """From the pods to the printer; a short while longer than the run, for the last lines."""
     until: float | None = None
     while until is None or time.monotonic() < until:
-        chooser.failed = follower.failed_pods
+        chooser.failed = follower.broken_pods
         for line in follower.lines(wait_seconds=_STEP_SECONDS):
             if chooser.shows(line):
                 printer.pod_line(line)
@@ -169,7 +169,7 @@ def _live_lines(
         lines += read_pods(restarted, connections, request=replace(request, previous=True))[0]
     for name, why in list(silent.items())[:3]:
         say(f"{name}: {why}")
-    bad = frozenset(one.name for one in chosen if one.failed_at is not None)
+    bad = frozenset(one.name for one in chosen if one.broken)
     chooser = Chooser(selection, own_lines=pods.named or selection.everything or pods.failed, failed=bad)
     ordered, _ = merged(lines)
     if pods.failed:
@@ -180,8 +180,12 @@ def _live_lines(
 
 
 def _files(run: Run, selection: Selection, *, pods: Pods, live: Sequence[Line]) -> list[LogFile]:
-    """Mirrored files of processes that no live pod shows. Files know neither group nor node."""
-    wanted = not live or selection.everything or selection.attempt is not None or selection.previous
+    """Mirrored files of processes that no live pod shows, as when a driver is gone and other pods are not yet.
+
+    Files know neither group nor node.
+    """
+    silent = all(line.source.role == POD_ROLE for line in live)
+    wanted = silent or selection.everything or selection.attempt is not None or selection.previous
     if not wanted or pods.named or (pods.failed and live):
         return []
     attachment = backend_of(run).attach(run)

@@ -109,10 +109,10 @@ class Follower:
         self._threads: list[threading.Thread] = []
 
     @property
-    def failed_pods(self) -> frozenset[str]:
-        """Names of pods of which a container ended badly."""
+    def broken_pods(self) -> frozenset[str]:
+        """Names of pods that ended badly and have not recovered."""
         with self._lock:
-            return frozenset(one.name for one in self._pods.values() if one.failed_at is not None)
+            return frozenset(one.name for one in self._pods.values() if one.broken)
 
     def start(self) -> None:
         """Begin to watch: one watch for each namespace, and one reader in turn for what has no stream of its own."""

@@ -19,7 +19,7 @@ _MARKS = {"wait": "wait", "change": "change the request", "admin": "tell an admi
 
 def explain(facts: Facts) -> Verdict:
     """Of one learner, or of the syncer, in a cluster."""
-    if facts.rayjob is None and ended(facts):
+    if facts.rayjob is None and not facts.pods and ended(facts):
         return happening(facts)  # its objects may be gone; what it wrote is not
     levels = (created, queued, quota, checks, placed, crashed, started) if facts.job else (placed, crashed, started)
     for level in levels:

@@ -168,7 +168,7 @@ def test_a_command_runs_once_on_every_node_with_its_environment_byte_for_byte(
     try:
         Look(run).until("end", lambda _: read_state(run.path).status in FINAL, seconds=START_SECONDS)
         capsys.readouterr()
-        assert main(["logs", run.name]) == EXIT_OK
+        assert main(["logs", run.name, "--all"]) == EXIT_OK
         lines = capsys.readouterr().out.splitlines()
         seen = [json.loads(line.partition("SAW ")[2]) for line in lines if "SAW " in line]
         assert len(seen) == 2

@@ -24,7 +24,7 @@ import pytest
 from spec.errors import GkrError, UnreachableError
 from tools import image, image_context
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "canary-5f0c1e"

@@ -13,6 +13,7 @@ from storage import file_path
 from training.preflight.verdicts import MIB
 
 _STATE_COPIES = 5  # weights, two moments, averaged weights, anchor: float32 each
+DEADLINE_SECONDS = 4.0
 STORE_DEADLINE_SECONDS = 45.0
 """Where data and checkpoints are in an object store: it may be slow for a while, and a shard has to come from it."""
 _SLACK_BYTES = 256 * MIB  # logs, events and pictures of a run
@@ -41,7 +42,7 @@ class PreflightRequest:
     """Our trainer; none: the two steps are not run."""
     probe_bytes: int = 16 * MIB
     """Written, synced and read back on each disk."""
-    deadline_seconds: float = 4.0
+    deadline_seconds: float = DEADLINE_SECONDS
     """Of all checks of the host together, which run side by side."""
     two_steps_deadline_seconds: float = 60.0
 
@@ -55,7 +56,6 @@ class PreflightRequest:
                 f"learner {learner!r} has no node {node!r}",
                 hint=f"its nodes: {', '.join(one.name for one in mine.nodes)}",
             )
-        is_local = file_path(mine.checkpoints) is not None
         return cls(
             node=node,
             checkpoints=mine.checkpoints,
@@ -64,7 +64,7 @@ class PreflightRequest:
             shm_bytes=place.shm,
             disk_bytes=checkpoint_bytes(plan.train) + _SLACK_BYTES if plan.train else _SLACK_BYTES,
             train=plan.train,
-            **({} if is_local else {"deadline_seconds": STORE_DEADLINE_SECONDS}),
+            deadline_seconds=DEADLINE_SECONDS if file_path(mine.checkpoints) else STORE_DEADLINE_SECONDS,
         )
 
 

@@ -150,6 +150,8 @@ def test_what_a_pod_says_about_its_container() -> None:
         True,
         False,
     )
+    assert not found.broken
+    assert pod_ref(pod("p", node_name="n-7", containers=status, ready=False), cluster="bed").broken
     syncer = pod_ref(pod("s", phase="Succeeded", own_labels=labels(role="syncer") | {"gkr/learner": ""}), cluster="bed")
     assert (syncer.learner, syncer.running, syncer.ended) == ("run", False, True)
 

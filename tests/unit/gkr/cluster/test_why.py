@@ -420,6 +420,13 @@ def test_the_syncer_is_explained_without_a_queue() -> None:
     syncer = pod("big-syncer", node_name="bed-0", phase="Pending", containers=status, own_labels={})
     base = facts(learner="syncer", job="", rayjob=None, workload=None, pods=[syncer], expected={"syncer": 1})
     assert explain(base).level == Level.STARTED
+    serves = replace(base, pods=[pod("big-syncer", node_name="bed-0", own_labels={"gkr/role": "syncer"})])
+    assert explain(serves).text == "nothing blocks it: it waits for the first weights"
+    open_round = SyncWaiting(time=NOW - 9, source="syncer", round=3, arrived=["east"], waiting_for=["west"])
+    found = explain(replace(serves, happened=[open_round]))
+    assert (found.text, found.remedy) == ("it waits for the weights of west", "wait")
+    over = replace(base, pods=[pod("big-syncer", node_name="bed-0", phase="Succeeded", ready=False)])
+    assert explain(over).text == "it has ended: succeeded"
 
 
 def test_an_answer_is_short_and_its_commands_can_be_pasted() -> None:

@@ -213,7 +213,11 @@ def build(request: pytest.FixtureRequest) -> Build:
         return in_folder
     find: Callable[[str], ObjectServer] = request.getfixturevalue
     server = find("server")
-    return lambda folder, **options: Bench(folder, server.open(), **options)
+
+    def in_objects(folder: Path, **options: Any) -> Bench:
+        return Bench(folder, server.open(), **options)
+
+    return in_objects
 
 
 @pytest.fixture(scope="module")

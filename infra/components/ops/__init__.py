@@ -1,0 +1,1 @@
+"""Who is told what about machines, and who may act on it."""
