@@ -75,14 +75,15 @@ class RegionFacts(Record):
     """Of the cluster."""
     region: str
     pools: list[MachinePool]
-    """The CPU pool first. `nodes` is what can be asked for: the most of a pool that grows, none of an undelivered one."""
+    """The CPU pool first. `nodes` can be asked for: the most of a pool that grows, none of an undelivered one."""
     bucket: str
     """URI of the region's bucket."""
     registry: str
     """Prefix of images given by name."""
     syncer: RegionSyncer | None = None
     fabrics: list[RegionFabric] = []
-    project: str = ""
+    managed_monitoring: bool = False
+    """Google's managed collection runs in the cluster, with DCGM's metrics."""
 
     def pool(self, name: str) -> MachinePool | None:
         """The pool of that name."""
@@ -110,7 +111,7 @@ def read_region(value: Mapping[str, Any] | None, *, stack: str) -> RegionFacts:
 
 
 def cluster_facts(
-    config: PlatformStack, *, region: RegionFacts, services: Mapping[str, SharedService] | None = None
+    config: PlatformStack, *, region: RegionFacts, site: Site, services: Mapping[str, SharedService] | None = None
 ) -> ClusterFacts:
     """Everything that experiments are told about the cluster."""
     syncer = region.syncer
@@ -128,27 +129,32 @@ def cluster_facts(
         if syncer is None
         else SyncerPorts(control_port=syncer.control_port, bulk_port=syncer.bulk_port, host=syncer.host),
         namespaces=list(config.namespaces),
-        site=site(config, region=region),
+        site=site,
     )
 
 
-def site(config: PlatformStack, *, region: RegionFacts, environment: Mapping[str, str] | None = None) -> Site:
-    """What every pod of an experiment gets. `$NAME` in a path is taken from the environment."""
+def site_of(config: PlatformStack, *, region: RegionFacts, environment: Mapping[str, str]) -> Site:
+    """What every pod of an experiment gets. `$NAME` in image and paths is taken from the environment."""
     given = config.site
-    placed = config.kueue.topology and any(machine(pool.machine).gpus for pool in region.pools)
-    return Site(
-        image=given.image,
-        bucket_env=dict(given.bucket_env),
-        bucket_secret=given.bucket_secret,
-        mounts=[
+    mounts: dict[str, HostMount] = {}
+    for one in given.mounts:
+        path = expand(one.mount_path, environment=environment)
+        # Two names of one folder, as $PYTHON may be /usr: a pod cannot mount it twice.
+        mounts.setdefault(
+            path,
             HostMount(
                 name=one.name,
                 host_path=expand(one.host_path, environment=environment),
-                mount_path=expand(one.mount_path, environment=environment),
+                mount_path=path,
                 read_only=one.read_only,
-            )
-            for one in given.mounts
-        ],
+            ),
+        )
+    placed = config.kueue.topology and any(machine(pool.machine).gpus for pool in region.pools)
+    return Site(
+        image=expand(given.image, environment=environment),
+        bucket_env=dict(given.bucket_env),
+        bucket_secret=given.bucket_secret,
+        mounts=list(mounts.values()),
         service_account=given.service_account,
         cpu_request_share=given.cpu_request_share,
         topology_level=config.kueue.placement_level if placed else "",
@@ -156,10 +162,13 @@ def site(config: PlatformStack, *, region: RegionFacts, environment: Mapping[str
     )
 
 
-def expand(text: str, *, environment: Mapping[str, str] | None) -> str:
-    """`$NAME` replaced by the environment's value. Without an environment the text stays as it is."""
-    if environment is None:
-        return text
+def full_image(image: str, *, registry: str) -> str:
+    """The reference of an image that is given by name in the cluster's registry or in full."""
+    return image if not image or "/" in image or not registry else f"{registry.rstrip('/')}/{image}"
+
+
+def expand(text: str, *, environment: Mapping[str, str]) -> str:
+    """`$NAME` replaced by the environment's value: what differs between machines is not written down."""
 
     def value(match: re.Match[str]) -> str:
         name = match["name"]

@@ -16,7 +16,8 @@ from spec.machines import Fabric as FabricName
 from spec.machines import Machine
 
 TCPXO_DAEMON = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpxo/tcpgpudmarxd-dev:v1.0.21"
-"""Goes with NCCL plugin v1.0.15."""
+TCPXO_PLUGIN = "v1.0.15"
+"""Version of the NCCL plugin that the daemon goes with."""
 PROFILE = "GKR_NCCL_PROFILE"
 """Environment variable of start.sh: the file with NCCL's settings for this fabric."""
 _NVIDIA = "/usr/local/nvidia"

@@ -17,6 +17,8 @@ PLAN_SHA256 = "gkr/plan-sha256"
 """Annotation: digest of the plan.json that the objects were rendered from."""
 EXPERIMENTS = {"gkr/managed": "true"}
 """Labels of the namespaces that experiments run in."""
+OUTER = {"gkr/outer": "true"}
+"""Labels of the pod of a syncer that learners of other clusters use; a cluster has one address for them."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 

@@ -52,9 +52,7 @@ class _Wants:
     ports: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-def head(
-    plan: Plan, *, learner: LearnerPlan, cores: float | None = None, memory: int | None = None
-) -> dict[str, Any]:
+def head(plan: Plan, *, learner: LearnerPlan, cores: float | None = None, memory: int | None = None) -> dict[str, Any]:
     """The head: Ray's control service, its dashboard and the driver. On a CPU node, and it grows with the cluster where
     its size is not given.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from spec.base import Document
 from spec.document import Located, validate
 from spec.nodes import Mark, Node, Source, read_tree
 from spec.overrides import apply_overrides
-from spec.problems import DocumentError, did_you_mean
+from spec.problems import DocumentError, Problem, did_you_mean
 from spec.refusals import Refusal, ResolveError
 from spec.stack_checks import check_stack
 from spec.stack_cross_checks import check_all
@@ -46,7 +46,7 @@ _SETTINGS = frozenset({"config", "secretsprovider", "encryptedkey", "encryptions
 """Top-level keys of a stack file; all but `config` are written by the engine."""
 
 AnyStack = GlobalStack | RegionStack | PlatformStack
-S = TypeVar("S", GlobalStack, RegionStack, PlatformStack)
+"""The same without what only the schema needs."""
 
 
 def stack_file(name: str) -> str:
@@ -110,7 +110,7 @@ def refuse(document: Located[AnyStack], refusals: list[Refusal]) -> None:
 
 def refuse_all(documents: Mapping[str, Located[AnyStack]]) -> None:
     """Checks stacks against each other and raises everything that was found, at its file and line."""
-    problems = []
+    problems: list[Problem] = []
     for one in check_all({name: document.value for name, document in documents.items()}):
         name = str(one.path[0])
         inside = replace(one, path=one.path[1:], also=())

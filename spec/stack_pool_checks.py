@@ -34,8 +34,10 @@ def check_pools(config: RegionStack) -> Iterator[Refusal]:
         yield from _capacity(path, pool, known.get(index))
         if index in known:
             yield from _node(path, pool, known[index])
-            yield from _version(path, config, known[index])
             yield from _pool_fabric(path, config, pool, known[index])
+    first = {row.name: index for index, row in reversed(known.items())}
+    for name, index in sorted(first.items(), key=lambda one: one[1]):
+        yield from _cluster(("gpu_pools", index), config, machine(name))
     yield from _reservations(config)
     yield from _bindings(config)
     yield from _fabrics(config)
@@ -154,13 +156,19 @@ def _node(path: Path, pool: GpuPool, row: Machine) -> Iterator[Refusal]:
         yield Refusal((*path, "max_pods_per_node"), message, hint=f"write {power // 2} or {power}")
 
 
-def _version(path: Path, config: RegionStack, row: Machine) -> Iterator[Refusal]:
-    fabric = config.fabrics.get(row.name)
-    floor = DRANET_FLOOR if fabric and fabric.mode == "dranet" else row.gke_floor
+def _cluster(path: Path, config: RegionStack, row: Machine) -> Iterator[Refusal]:
+    """What the cluster must be for one machine type; `path` is its first pool."""
+    fabric, also = config.fabrics.get(row.name), ((*path, "machine"),)
+    managed = fabric is not None and fabric.mode == "dranet"
+    floor = DRANET_FLOOR if managed else row.gke_floor
     if floor and gke_version(config.cluster.version) < gke_version(floor):
         message = f"GKE {config.cluster.version} is older than {floor}, which the fabric of {row.name} needs"
         hint = f"take {floor} or newer; GPUs would talk over TCP"
-        yield Refusal(("cluster", "version"), message, hint=hint, also=((*path, "machine"),))
+        yield Refusal(("cluster", "version"), message, hint=hint, also=also)
+    if fabric and not managed and not config.cluster.multi_networking:
+        message = f"{row.name} needs several networks per node, which can be chosen only when a cluster is made"
+        hint = "write multi_networking: true; an existing cluster has to be made again"
+        yield Refusal(("cluster", "multi_networking"), message, hint=hint, also=also)
 
 
 def _pool_fabric(path: Path, config: RegionStack, pool: GpuPool, row: Machine) -> Iterator[Refusal]:
@@ -176,10 +184,6 @@ def _pool_fabric(path: Path, config: RegionStack, pool: GpuPool, row: Machine) -
         return
     for fault in network_faults(row, networks=fabric_networks(row)):
         yield Refusal((*path, "machine"), fault, hint="mend the row of the machine catalogue")
-    if not config.cluster.multi_networking:
-        message = f"pool {pool.name} needs several networks per node, which can be chosen only when a cluster is made"
-        hint = "write multi_networking: true; an existing cluster has to be made again"
-        yield Refusal(("cluster", "multi_networking"), message, hint=hint, also=((*path, "machine"),))
     first = next(
         (
             one

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spec.errors import DataError, GkrError, UnreachableError
+from spec.errors import DataError, UnreachableError
 from storage.client import Client, Limits, connect, library, store_errors
 from storage.errors import ExistsError, MissingError, StaleError
 from storage.folder import appearing, check_digest, file_errors

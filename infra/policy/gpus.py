@@ -65,7 +65,7 @@ def gpu_fabric(resource: Resource, settings: Settings) -> Iterator[Finding]:
     managed = is_set(resource.get("networkConfig.acceleratorNetworkProfile"))
     wanted = 0 if managed else row.extra_networks
     if attached != wanted:
-        why = "with an accelerator network profile" if managed else f"for a {row.machine_type}"
+        why = "by a pool with an accelerator network profile" if managed else f"by {row.machine_type}"
         yield finding(
             resource, "gpu-fabric",
             message=f"{attached} additional networks, {wanted} are needed {why}: GPU-to-GPU traffic would lose NICs or"

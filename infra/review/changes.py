@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from infra.policy.resource import UNKNOWN, look
+from infra.policy.resource import SECRET, UNKNOWN, look
 from infra.review.fields import Effect, effect_of, plain_path
 from infra.review.preview import Step
 from infra.review.secrets import shown
@@ -64,9 +64,9 @@ def _change(step: Step, path: str) -> Change:
 
 def _after(old: Any, new: Any, *, path: str) -> str:
     text = shown(new, path=path)
-    if text == shown(old, path=path) and old != new:
-        return f"another {text}" if text.startswith("[") else f"{text}, changed"
-    return text
+    if text != shown(old, path=path):
+        return text
+    return f"another {text}" if text == SECRET else f"{text}, changed"
 
 
 def _named(step: Step, reason: str) -> Change:

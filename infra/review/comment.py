@@ -47,6 +47,8 @@ def comment(review: Review) -> str:
 
 def _title(review: Review) -> str:
     counts = review.counts
+    if any(not one.label and "preview failed" in one.reason for one in review.blocks):
+        return f"{review.stack}: the preview failed"
     words = [f"{counts[kind]} {done}" for kind, done in _DONE.items() if kind in counts and kind != "same"]
     return f"{review.stack}: {', '.join(words) or 'no change'}"
 
@@ -100,19 +102,31 @@ def _ignored(review: Review) -> list[str]:
 def _gpus(review: Review) -> list[str]:
     if not review.gpus:
         return []
-    rows = [
-        (place.region, place.gpu, _cell(place.capacity), str(count.before), str(count.after),
-         _signed(count.after - count.before), f"{count.replaced} made anew" if count.replaced else "")
-        for place, count in review.gpus.items()
-    ]  # fmt: skip
-    before, after = (sum(getattr(one, name) for one in review.gpus.values()) for name in ("before", "after"))
+    rows = [(place.region, place.gpu, _cell(_capacity(place.capacity)), *_counts(count.before, count.after),
+             f"{min(count.replaced, count.after)} made anew" if count.replaced and count.after else "")
+            for place, count in review.gpus.items()]  # fmt: skip
+    before = sum(one.before for one in review.gpus.values())
+    after = sum(one.after for one in review.gpus.values())
     if len(rows) > 1:
-        rows.append(("all", "", "", str(before), str(after), _signed(after - before), ""))
+        rows.append(("all", "", "", *_counts(before, after), ""))
     head = ("region", "GPU", "capacity", "before", "after", "change", "meanwhile")
     parts = ["#### GPUs", _table(head, rows, right={3, 4, 5})]
+    if after < before:
+        fewer = f"**{before - after} GPUs fewer**: their nodes end, and what runs on them goes back to a checkpoint."
+        parts.append(fewer)
     if not review.preview.complete:
         parts.append("Pools that do not change are not in this preview; run it with `--show-sames` for totals.")
     return parts
+
+
+def _counts(before: int, after: int) -> tuple[str, str, str]:
+    return str(before), str(after), _signed(after - before)
+
+
+def _capacity(text: str) -> str:
+    """A reservation's path without the words that every path has."""
+    parts = text.split("/")
+    return f"{' / '.join(parts[3::2])} ({parts[1]})" if text.startswith("projects/") and len(parts) > 3 else text
 
 
 def _policy(review: Review) -> list[str]:

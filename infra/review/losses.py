@@ -73,7 +73,11 @@ def losses(preview: Preview) -> list[Loss]:
         for step in preview.steps
         if step.kind in ("delete", "replace") and step.custom
     ]
-    return sorted(found, key=lambda one: (one.weight, -one.gpus, one.step.kind != "delete", one.step.name))
+    return sorted(found, key=_order)
+
+
+def _order(loss: Loss) -> tuple[int, int, bool, bool, str]:
+    return loss.weight, -loss.gpus, loss.step.type != CLUSTER, loss.step.kind != "delete", loss.step.name
 
 
 def _loss(step: Step, *, total_gpus: int, attached: dict[str, int]) -> Loss:
@@ -122,7 +126,7 @@ def _pool_text(step: Step, *, gpus: int) -> str:
     text += f"; what is on {count * ssds} local SSDs" if ssds else ""
     capacity = capacity_of(step.old.inputs)
     if capacity.startswith("projects/"):
-        return f"{text}; {capacity} is free for others meanwhile"
+        return f"{text}; whoever shares the reservation can take its machines"
     return f"{text}; {capacity} machines may not be had again"
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any, cast
 
 from infra.policy.resource import SECRET, UNKNOWN
+from infra.review.fields import plain_path
 
 _SIGNATURE = "4dabf18193072939515e22adb298388d"
 """Key of the envelope in which the engine writes secrets, assets and archives."""
@@ -57,12 +58,12 @@ def masked(text: str) -> str:
 def _hides(value: Any, *, path: str) -> bool:
     if isinstance(value, dict) and _SIGNATURE in value:
         return True
-    names = re.sub(r"\[\d+\]", "", path)
-    if names.startswith("data.") or ".data." in names:
-        return True
+    names = plain_path(path)
+    if names == "data" or names.startswith("data.") or re.search(r"\benv\.value$", names):
+        return True  # of a ConfigMap or Secret, and of a container: nobody can tell what is in there
     return bool(_NAMES.search(_NOT_SECRETS.sub("", names)))
 
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    return line if len(line) <= LONGEST else f"{line[:16]}...{line[19 - LONGEST :]}"

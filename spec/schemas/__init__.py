@@ -19,6 +19,7 @@ from spec.facts import ClusterFacts
 from spec.plan import Plan
 from spec.services import Directory
 from spec.shards import Manifest
+from spec.stack import StackConfig
 from spec.summary import Summary
 from spec.train import TrainConfig
 
@@ -31,6 +32,7 @@ DOCUMENTS: Mapping[str, tuple[Any, str]] = {
     "event": (Event, "One line of events.jsonl"),
     "summary": (Summary, "summary.json"),
     "dataset-manifest": (Manifest, "The manifest of a dataset"),
+    "stack": (StackConfig, "A stack's configuration, below gkr:stack in stacks/Pulumi.<stack>.yaml"),
     "service-directory": (Directory, "Where the services of one learner answer"),
 }
 

@@ -11,18 +11,18 @@ its diff: that is for the tests with the real engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pulumi
-from pulumi.runtime import mocks, rpc
-from pulumi.runtime.settings import reset_options
+from pulumi.runtime import mocks, rpc, settings
 from pulumi.runtime.stack import run_in_stack
 
 REFERENCE = "pulumi:pulumi:StackReference"
 ROOT = "pulumi:pulumi:Stack"
-SECRET = "secret"  # the place of a secret value in what was recorded
+SECRET = "[secret]"
+"""In place of a secret value."""
+DEADLINE_SECONDS = 30
 
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Name and inputs of a resource -> outputs that only the cloud would know."""
@@ -71,30 +71,49 @@ class RecordedStack:
 
 
 def record(
-    program: Callable[[], None],
+    program: Callable[[], Awaitable[None] | None],
     *,
     stack: str,
     answers: Mapping[str, Answer] | None = None,
     references: Mapping[str, Mapping[str, Any]] | None = None,
+    lookups: Mapping[str, Mapping[str, Any]] | None = None,
     preview: bool = False,
 ) -> RecordedStack:
-    """Run a program. `answers` by type; `references`: outputs of the stacks it refers to, by stack name."""
+    """Run a program. `answers` by type; `references`: outputs of the stacks it refers to, by stack name; `lookups`: what
+    the cloud answers, by token. A look-up that is not among them fails: each makes every preview depend on the cloud.
+    """
     found = RecordedStack()
-    monitor = _Monitor(found, answers or {}, references or {})
-    reset_options()
-    mocks.set_mocks(monitor.mocks, project="gkr", stack=stack, preview=preview, monitor=monitor, organization="organization")
-    pulumi.runtime.settings.set_root_resource(None)  # run_in_stack makes the root as the engine's own entry does
-    found.resources.clear()
-    asyncio.run(run_in_stack(program))
+    monitor = _Monitor(found, _Answers(answers or {}, references or {}, lookups or {}))
+
+    async def run() -> None:
+        # As `set_mocks` does, but without its root resource: `run_in_stack` makes that, in the loop that runs here.
+        settings.reset_options()
+        settings.SETTINGS.outputs.clear()
+        features = set(monitor.GetDeploymentInfo(None).supportedFeatures)
+        settings.configure(
+            mocks.MockSettings(
+                monitor=monitor, monitor_features=features, engine=mocks.MockEngine(None), project="gkr", stack=stack,
+                dry_run=preview, organization="organization", callbacks=None,
+            )
+        )  # fmt: skip
+        await asyncio.wait_for(run_in_stack(program), timeout=DEADLINE_SECONDS)
+
+    asyncio.run(run())
     return found
 
 
 class _Answers(mocks.Mocks):
-    def __init__(self, answers: Mapping[str, Answer], references: Mapping[str, Mapping[str, Any]]) -> None:
-        self._answers, self._references = answers, references
+    def __init__(
+        self,
+        answers: Mapping[str, Answer],
+        references: Mapping[str, Mapping[str, Any]],
+        lookups: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._answers, self._references, self._lookups = answers, references, lookups
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], None]:
-        raise AssertionError(f"the program looked {args.token} up, which would make every preview depend on the cloud")
+        assert args.token in self._lookups, f"the program looks {args.token} up, and no answer was given"
+        return dict(self._lookups[args.token]), None
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         if args.typ == REFERENCE:
@@ -107,10 +126,8 @@ class _Answers(mocks.Mocks):
 
 
 class _Monitor(mocks.MockMonitor):
-    def __init__(
-        self, found: RecordedStack, answers: Mapping[str, Answer], references: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        super().__init__(_Answers(answers, references))
+    def __init__(self, found: RecordedStack, answers: _Answers) -> None:
+        super().__init__(answers)
         self._found = found
         self._chains: dict[str, tuple[str, ...]] = {}
 

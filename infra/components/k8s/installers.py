@@ -1,4 +1,4 @@
-"""What prepares GPU nodes for their fabric: NCCL plugins on the node's disk, and the injector that gives devices to pods.
+"""What prepares GPU nodes for their fabric: NCCL plugins on the node's disk, and the injector that gives pods devices.
 
 A3 Mega gets GPUDirect-TCPXO (plugin, and the injector, because its pods are not privileged); A3 Ultra and A4 get gIB.
 Plugin, receive daemon and the profile that pods source belong together: all nodes have one version, and it changes only
@@ -16,7 +16,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.components.k8s.objects import SKIP_AWAIT, Objects, declare
-from manifests.fabric import TCPXO_DAEMON
+from manifests.fabric import TCPXO_PLUGIN
 from manifests.placing import ACCELERATOR
 from spec.errors import ConfigError
 from spec.machines import Machine, machine
@@ -80,7 +80,7 @@ def installer_objects(installers: Installers, *, machines: Sequence[str]) -> Obj
 def _tcpxo(installers: Installers, rows: Sequence[Machine]) -> Objects:
     plugin = _needed(installers.tcpxo_plugin, field="tcpxo_plugin", rows=rows)
     injector = _needed(installers.nri_injector, field="nri_injector", rows=rows)
-    _check_daemon(installers.tcpxo_rxdm)
+    _check_plugin(plugin)
     prepare = {
         "name": "prepare",
         "image": plugin,
@@ -109,7 +109,7 @@ def _tcpxo(installers: Installers, rows: Sequence[Machine]) -> Objects:
     return [
         _daemon_set(
             "nccl-tcpxo-installer", where=_on(rows), init=[prepare, install],
-            containers=[_idle(installers, rows)], volumes=volumes,
+            containers=[{"name": "pause", "image": installers.pause}], volumes=volumes,
         ),
         _daemon_set(
             "device-injector", where=[{"key": _GPU_NODE, "operator": "Exists"}], init=[],
@@ -143,7 +143,7 @@ def _gib(installers: Installers, rows: Sequence[Machine]) -> dict[str, Any]:
     ]
     return _daemon_set(
         "nccl-rdma-installer", where=_on(rows), init=[prepare, install],
-        containers=[_idle(installers, rows)], volumes=volumes,
+        containers=[{"name": "pause", "image": installers.pause}], volumes=volumes,
     )  # fmt: skip
 
 
@@ -157,22 +157,18 @@ def _needed(image: str | None, *, field: str, rows: Sequence[Machine]) -> str:
     return image
 
 
-def _check_daemon(configured: str | None) -> None:
-    """Pods bring the daemon, so the stack can only say which one it expects; a wrong pair fails inside NCCL."""
-    tags = [re.search(r":(?P<tag>[\w.-]+)(@|$)", image) for image in (configured or "", TCPXO_DAEMON)]
-    if tags[0] and tags[1] and tags[0]["tag"] != tags[1]["tag"]:
+def _check_plugin(plugin: str) -> None:
+    """Pods are rendered with the daemon of one plugin; a wrong pair fails inside NCCL, on hundreds of nodes at once."""
+    tag = re.search(r":(?P<tag>[\w.-]+)(@|$)", plugin)
+    if tag and tag["tag"] != TCPXO_PLUGIN:
         raise ConfigError(
-            f"installers.tcpxo_rxdm is {tags[0]['tag']}, but pods are rendered with {TCPXO_DAEMON}",
+            f"installers.tcpxo_plugin is {tag['tag']}, but pods are rendered with the receive daemon of {TCPXO_PLUGIN}",
             hint="change both together (manifests/fabric.py), while no GPU pod runs",
         )
 
 
 def _on(rows: Sequence[Machine]) -> list[dict[str, Any]]:
     return [{"key": ACCELERATOR, "operator": "In", "values": sorted(row.accelerator for row in rows)}]
-
-
-def _idle(installers: Installers, rows: Sequence[Machine]) -> dict[str, Any]:
-    return {"name": "pause", "image": _needed(installers.pause, field="pause", rows=rows)}
 
 
 def _daemon_set(

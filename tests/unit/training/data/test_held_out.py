@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from spec.errors import DataError
-from spec.shards import read_samples
+from spec.shards import path_of, read_samples
+from spec.train import ModelConfig
+from tests.builders.object_store import environment_of, serve_objects
+from training.data.audit import audit
 from training.data.held_out import held_out
+from training.data.loader import Loader
 
 
 def test_held_out_samples_come_in_the_order_of_the_split(dataset: str) -> None:
@@ -24,3 +30,25 @@ def test_more_than_there_are_is_refused(dataset: str) -> None:
     with pytest.raises(DataError, match="the dataset has 40") as caught:
         held_out(dataset, count=41)
     assert "at most 40" in caught.value.hint
+
+
+def test_a_dataset_in_a_bucket_gives_the_same_samples_and_batches(dataset: str, tmp_path: Path) -> None:
+    options = {
+        "seed": 1, "learner": "east", "start_position": 0, "batch": 12, "rank": 1, "world_size": 2, "workers": 0,
+        "prefetch": 1, "model": ModelConfig(image_size=4, channels=1, patch_size=2),
+    }  # fmt: skip
+    with serve_objects(tmp_path) as server, environment_of(server):
+        bucket = server.open()
+        for path in path_of(dataset).parent.iterdir():
+            bucket.send(path.name, path)
+        uri, cache = f"{bucket.uri}/manifest.json", tmp_path / "cache"
+        there, here = held_out(uri, count=7, cache=cache), held_out(dataset, count=7)
+        assert there.captions == here.captions
+        np.testing.assert_array_equal(there.images, here.images)
+        assert not list(cache.glob("*/train-*.shard")), "only the test split was fetched"
+        with Loader(uri, cache=cache, **options) as copied, Loader(dataset, **options) as original:  # type: ignore[arg-type]
+            one, other = copied.next(20), original.next(20)
+        np.testing.assert_array_equal(one.images, other.images)
+        np.testing.assert_array_equal(one.noise, other.noise)
+        assert (one.ids, one.captions) == (other.ids, other.captions)
+        assert audit(uri, cache=cache) == audit(dataset)

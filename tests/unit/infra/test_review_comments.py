@@ -1,0 +1,87 @@
+"""Every case's comment, compared with the file that was looked at and accepted.
+
+After a change that is meant: `GKR_UPDATE_GOLDEN=1 .venv/bin/python -m pytest tests/unit/infra/test_review_comments.py`,
+then read the difference (`git diff tests/golden`) before committing it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from infra.policy.stacks import settings_for
+from infra.review import Review, read_preview, review
+from infra.review.comment import LONGEST, comment, marker
+from tests.builders.previews import BUCKET, bucket, digest, step
+from tests.builders.review_cases import CASES
+
+EXPECTED = Path(__file__).resolve().parents[2] / "golden" / "infra" / "review"
+UPDATE = "GKR_UPDATE_GOLDEN"
+
+
+def reviewed(name: str) -> Review:
+    case = CASES[name]()
+    preview = read_preview(case.text)
+    return review(preview, settings=settings_for(preview.stack, stacks=["prod.us-east5"]), labels=case.labels)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_comment_is_the_one_that_was_accepted(name: str) -> None:
+    path, actual = EXPECTED / f"{name}.md", comment(reviewed(name))
+    if os.environ.get(UPDATE):
+        path.write_text(actual, encoding="utf-8")
+    assert path.is_file(), f"no golden file; make it with {UPDATE}=1"
+    assert actual == path.read_text(encoding="utf-8"), f"if this is meant: {UPDATE}=1, then read the difference"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in EXPECTED.glob("*.md")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_change_is_blocked_exactly_when_it_should_be(name: str) -> None:
+    found = reviewed(name)
+    assert (found.exit_code == 6) is CASES[name]().blocked, found.blocks
+    assert found.exit_code in (0, 6)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_what_must_not_be_printed_is_not(name: str) -> None:
+    text = comment(reviewed(name))
+    for secret in CASES[name]().never:
+        assert secret not in text
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_row_of_every_table_has_as_many_cells_as_its_head(name: str) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", comment(reviewed(name)), re.MULTILINE)
+    for table in tables:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1, table
+
+
+def test_losses_come_before_everything_else_and_the_heaviest_first() -> None:
+    text = comment(reviewed("cluster-replaced"))
+    order = [text.index(part) for part in ("#### Look at these first", "#### GPUs", "<details>")]
+    assert order == sorted(order)
+    rows = [line for line in text.splitlines() if line.startswith("| **")]
+    assert [re.split("`", row)[1] for row in rows[:3]] == ["us-east5", "us-east5-rdma", "ultra-1"]
+    assert rows[3].startswith("| **delete** | `scratch`")
+
+
+def test_a_huge_change_is_cut_from_the_end() -> None:
+    steps = [step("delete", BUCKET, f"bucket-{index:04}", old=bucket()) for index in range(60)]
+    steps += [
+        step("update", BUCKET, f"other-{index}-{'x' * 900}", old=bucket(), new={**bucket(), "labels": {"a": "b"}})
+        for index in range(200)
+    ]
+    preview = read_preview(digest(steps))
+    text = comment(review(preview, settings=settings_for("prod.us-east5", stacks=[])))
+    assert len(text) <= LONGEST
+    assert text.startswith(marker("prod.us-east5"))
+    assert "... and 20 more." in text
+    assert text.count("<details>") == text.count("</details>")
+    assert "Cut here" in text
