@@ -84,6 +84,8 @@ class RegionFacts(Record):
     fabrics: list[RegionFabric] = []
     managed_monitoring: bool = False
     """Google's managed collection runs in the cluster, with DCGM's metrics."""
+    alert_channels: list[str] = []
+    """Ids of who is told."""
 
     def pool(self, name: str) -> MachinePool | None:
         """The pool of that name."""

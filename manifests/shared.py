@@ -178,6 +178,8 @@ def _ray_cluster(plan: Plan, learner: LearnerPlan, *, shared: SharedServices) ->
             key = {"key": "password", "name": shared.head_state.password_secret}
             state["redisPassword"] = {"valueFrom": {"secretKeyRef": key}}
         spec["gcsFaultToleranceOptions"] = state
+    # Without it KubeRay leaves the pods of a changed cluster as they are: a new image would never start.
+    spec["upgradeStrategy"] = {"type": "Recreate"}
     return {
         "apiVersion": rayjob.API_VERSION,
         "kind": "RayCluster",

@@ -81,8 +81,8 @@ def read_pod(role: str, *, environment: Mapping[str, str]) -> Pod:
 def run(pod: Pod, *, command: list[str]) -> int:
     """The pod's life."""
     pod.logs.mkdir(parents=True, exist_ok=True)
-    # Ray would keep a node that gets SIGTERM for 30 s, for work that moves away. Ours never does: ranks would run on for
-    # that long, be killed all the same, and only then could their replacement begin.
+    # Ray would keep a node that gets SIGTERM for 30 s, for work that moves away. Ours never does: ranks would run on
+    # for that long, be killed all the same, and only then could their replacement begin.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
     printer = LogPrinter(pod.logs, write=_write)  # before the command: what it logs is new
     with _Signals() as signals:

@@ -1,7 +1,7 @@
 """What every component shares: how hard a resource is to lose, and the labels that tell its cost.
 
 One table says what the engine may do to a kind of thing, so that a component only says what kind its resource is.
-Aliases: a rename or a new parent lands with `aliases=` in the same change; the golden of (type, parents, name) shows it.
+Aliases: a rename or a new parent lands with `aliases=` in the same change; the golden of names and parents shows it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Loss:
     retain: Literal["always", "configured", "never"] = "never"
     """Stays in the cloud when it goes from the stack."""
     delete_first: bool = False
-    """A replacement is made only after the old one is gone: of what has a fixed name, or holds a reservation's machines,
-    there cannot be two."""
+    """A replacement is made only after the old one is gone: there cannot be two of what has a fixed name or holds a
+    reservation's machines.
+    """
     timeout: str = ""
     """Of create, update and delete; empty: the provider's own."""
 

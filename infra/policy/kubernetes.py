@@ -108,7 +108,7 @@ def no_public_load_balancer(resource: Resource, settings: Settings) -> Iterator[
     if resource.type != "kubernetes:core/v1:Service" or resource.get("spec.type") != "LoadBalancer":
         return
     annotations = resource.get("metadata.annotations")
-    given = cast("Mapping[str, Any]", annotations) if isinstance(annotations, Mapping) else {}
+    given: Mapping[str, Any] = cast("Mapping[str, Any]", annotations) if isinstance(annotations, Mapping) else {}
     if not any(str(given.get(key, "")).lower() == "internal" for key in INTERNAL):
         yield finding(
             resource, "public-load-balancer", message="a LoadBalancer without the annotation that makes it internal",

@@ -8,6 +8,8 @@ from pathlib import Path
 from infra.policy.resource import Settings
 from spec.stack_values import parse_stack_name
 
+LABELS = ("managed-by", "gkr-stack")
+"""What the programs put on every resource beside a stack's own labels."""
 PREFIX, SUFFIX = "Pulumi.", ".yaml"
 
 
@@ -24,5 +26,6 @@ def settings_for(stack: str, *, stacks: Iterable[str], engine: bool = True) -> S
     return Settings(
         environment=name.environment,
         regions=frozenset(one for one in regions if one) if name.environment != "local" else frozenset(),
+        labels=LABELS,
         engine=engine,
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pulumi
 import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 
+from infra.components.base import stack_labels
 from infra.components.k8s.fabric import FabricObjects, FabricObjectsArgs
 from infra.components.k8s.installers import GpuDirectInstallers, GpuDirectInstallersArgs
 from infra.components.k8s.kuberay import KubeRayStack, KubeRayStackArgs
@@ -36,6 +37,7 @@ from infra.facts import (
     read_region,
     site_of,
 )
+from infra.programs import Program
 from manifests.shared import endpoints, holdings
 from spec.errors import ConfigError
 from spec.stack_platform import PlatformStack
@@ -44,7 +46,7 @@ SECRETS = "secrets"
 """Secret configuration: JSON of Kubernetes Secret to its keys and values. Optional: others may make the Secrets."""
 
 
-def platform_program(stack: str, *, config: PlatformStack) -> Callable[[], Awaitable[None]]:
+def platform_program(stack: str, *, config: PlatformStack) -> Program:
     """The program of one platform stack; the engine runs what it returns."""
 
     async def run() -> None:
@@ -171,8 +173,9 @@ class Platform:
             health=self._config.health,
             cluster=name,
             project=self._config.project,
-            labels=dict(self._config.labels),
+            labels=stack_labels(self._stack, configured=self._config.labels),
             managed=managed,
+            channels=self._region.alert_channels,
             gpus=any(pool.row.gpus for pool in self._region.pools),
             after=after,
             google=google,

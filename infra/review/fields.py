@@ -152,14 +152,14 @@ _METADATA = ("metadata.name", "metadata.namespace")
 def effect_of(resource_type: str, path: str) -> Effect | None:
     """What a change at this path does; None where the table does not know."""
     plain = plain_path(path)
-    rows = dict(TABLE[resource_type].rows()) if resource_type in TABLE else {}
+    rows: dict[str, Effect] = TABLE[resource_type].rows() if resource_type in TABLE else {}
     if resource_type.startswith("kubernetes:"):
         rows.update(dict.fromkeys(_METADATA, "replaces"))
     covering = [one for one in rows if plain == one or plain.startswith(f"{one}.")]
     if covering:
         return rows[max(covering, key=len)]
-    below = {rows[one] for one in rows if one.startswith(f"{plain}.")}
-    return next(iter(below)) if len(below) == 1 else None
+    below: list[Effect] = [effect for one, effect in rows.items() if one.startswith(f"{plain}.")]
+    return below[0] if len(set(below)) == 1 else None
 
 
 def replaces(resource_type: str, path: str) -> bool:

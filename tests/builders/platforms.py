@@ -88,9 +88,9 @@ def _fabric(config: RegionStack, machine: str) -> RegionFabric:
     return RegionFabric(machine=machine, networks=networks)
 
 
-def outputs(name: str, **changes: Any) -> dict[str, Any]:
+def outputs(stack: str, **changes: Any) -> dict[str, Any]:
     """Outputs of a region stack; a change to None takes a field of the facts away."""
-    facts: dict[str, Any] = {**region_facts(name).model_dump(mode="json"), **changes}
+    facts: dict[str, Any] = {**region_facts(stack).model_dump(mode="json"), **changes}
     return {"facts": {key: value for key, value in facts.items() if value is not None}, "kubeconfig": KUBECONFIG}
 
 

@@ -17,7 +17,7 @@ POOL = "gcp:container/nodePool:NodePool"
 CLUSTER = "gcp:container/cluster:Cluster"
 BUCKET = "gcp:storage/bucket:Bucket"
 NETWORK = "gcp:compute/network:Network"
-LABELS = {"environment": "prod", "owner": "platform"}
+LABELS = {"managed-by": "gkr", "gkr-stack": "prod-us-east5", "environment": "prod"}
 
 
 def urn(resource_type: str, name: str, *, stack: str = "prod.us-east5") -> str:

@@ -79,8 +79,8 @@ def record(
     lookups: Mapping[str, Mapping[str, Any]] | None = None,
     preview: bool = False,
 ) -> RecordedStack:
-    """Run a program. `answers` by type; `references`: outputs of the stacks it refers to, by stack name; `lookups`: what
-    the cloud answers, by token. A look-up that is not among them fails: each makes every preview depend on the cloud.
+    """Run a program. `answers` by type; `references`: outputs of the stacks it refers to, by stack name; `lookups`: the
+    cloud's answers, by token. A look-up that is not among them fails: each makes every preview depend on the cloud.
     """
     found = RecordedStack()
     monitor = _Monitor(found, _Answers(answers or {}, references or {}, lookups or {}))
@@ -111,15 +111,19 @@ class _Answers(mocks.Mocks):
     ) -> None:
         self._answers, self._references, self._lookups = answers, references, lookups
 
-    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], None]:
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         assert args.token in self._lookups, f"the program looks {args.token} up, and no answer was given"
-        return dict(self._lookups[args.token]), None
+        return dict(self._lookups[args.token]), []
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         if args.typ == REFERENCE:
             name = args.inputs["name"].split("/")[-1]
             assert name in self._references, f"no outputs were given for stack {name}"
-            return args.name, {"name": args.inputs["name"], "outputs": dict(self._references[name]), "secretOutputNames": []}
+            return args.name, {
+                "name": args.inputs["name"],
+                "outputs": dict(self._references[name]),
+                "secretOutputNames": [],
+            }
         answer = self._answers.get(args.typ)
         known = {"name": args.inputs.get("name", args.name), **args.inputs}
         return f"{args.name}-id", {**known, **(answer(args.name, args.inputs) if answer else {})}

@@ -43,7 +43,7 @@ class CpuPool(pulumi.ComponentResource):
             cluster=args.cluster,
             location=args.location,
             node_locations=args.pool.zones,
-            # One in each zone to begin with, so that the GPU pools' nodes find GKE's own pods at home elsewhere.
+            # In each zone, so that GKE's own pods have a home before there is any GPU node.
             initial_node_count=1,
             autoscaling=container.NodePoolAutoscalingArgs(
                 total_min_node_count=args.pool.min_nodes,

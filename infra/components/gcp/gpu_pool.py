@@ -56,22 +56,13 @@ class GpuPool(pulumi.ComponentResource):
             node_locations=[pool.zone],
             node_count=None if flex else args.nodes,
             initial_node_count=0 if flex else None,
-            autoscaling=container.NodePoolAutoscalingArgs(
-                total_min_node_count=0, total_max_node_count=args.nodes, location_policy="ANY"
-            )
-            if flex
-            else None,
+            autoscaling=_flexible(args.nodes) if flex else None,
             max_pods_per_node=pool.max_pods_per_node,
-            queued_provisioning=container.NodePoolQueuedProvisioningArgs(enabled=True) if pool.capacity.queued else None,
-            placement_policy=container.NodePoolPlacementPolicyArgs(type="COMPACT")
-            if pool.capacity.compact_placement
-            else None,
+            queued_provisioning=_QUEUED if pool.capacity.queued else None,
+            placement_policy=_COMPACT if pool.capacity.compact_placement else None,
+            # Queued machines are given back rather than mended.
             management=container.NodePoolManagementArgs(auto_repair=not flex, auto_upgrade=True),
-            upgrade_settings=None
-            if flex
-            else container.NodePoolUpgradeSettingsArgs(
-                strategy="SURGE", max_surge=pool.upgrade.max_surge, max_unavailable=pool.upgrade.max_unavailable
-            ),
+            upgrade_settings=None if flex else _upgrades(pool),
             network_config=_networks(args),
             node_config=gpu_node_config(
                 pool,
@@ -81,11 +72,23 @@ class GpuPool(pulumi.ComponentResource):
                 dranet=args.dranet,
             ),
             # The version follows the cluster's channel; the initial count is of the day the pool was made.
-            opts=options(
-                self, kind="pool", protect=args.protect, ignore_changes=["version", "initialNodeCount"]
-            ),
+            opts=options(self, kind="pool", protect=args.protect, ignore_changes=["version", "initialNodeCount"]),
         )
         self.register_outputs({"pool": self.pool.name, "gpus": args.nodes * pool.row.gpus})
+
+
+_QUEUED = container.NodePoolQueuedProvisioningArgs(enabled=True)
+_COMPACT = container.NodePoolPlacementPolicyArgs(type="COMPACT")
+
+
+def _flexible(most: int) -> container.NodePoolAutoscalingArgs:
+    return container.NodePoolAutoscalingArgs(total_min_node_count=0, total_max_node_count=most, location_policy="ANY")
+
+
+def _upgrades(pool: Config) -> container.NodePoolUpgradeSettingsArgs:
+    return container.NodePoolUpgradeSettingsArgs(
+        strategy="SURGE", max_surge=pool.upgrade.max_surge, max_unavailable=pool.upgrade.max_unavailable
+    )
 
 
 def _networks(args: GpuPoolArgs) -> container.NodePoolNetworkConfigArgs:

@@ -42,11 +42,12 @@ class Keys(pulumi.ComponentResource):
             opts=options(self, kind="key"),
         )
         secrets, data = self._key(args, "secrets"), self._key(args, "data")
+        account = pulumi.Output.concat("service-", args.number, "@gs-project-accounts.iam.gserviceaccount.com")
         agent = kms.CryptoKeyIAMMember(
             "data-storage",
             crypto_key_id=data.id,
             role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
-            member=pulumi.Output.concat("serviceAccount:service-", args.number, "@gs-project-accounts.iam.gserviceaccount.com"),
+            member=pulumi.Output.concat("serviceAccount:", account),
             opts=options(self),
         )
         self.data = Key(location=args.keys.location, id=data.id, ready=agent)

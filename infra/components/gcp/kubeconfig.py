@@ -1,6 +1,6 @@
 """How a cluster is reached, as the text that clients read. Pure.
 
-GKE's DNS endpoint has a public certificate and is open by permission only; whoever uses it has `gke-gcloud-auth-plugin`.
+GKE's DNS endpoint has a public certificate and is open by permission only; its users have `gke-gcloud-auth-plugin`.
 A control plane that hands out a client certificate (GKE does not unless asked to) is reached by its address with it.
 """
 

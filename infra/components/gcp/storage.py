@@ -64,6 +64,8 @@ class StorageArgs:
     network: pulumi.Input[str] | None = None
     """Id of the primary network, which file systems are reached through."""
     key: Key | None = None
+    elsewhere: Mapping[str, Grant] = field(default_factory=dict[str, Grant])
+    """Grants on buckets of other stacks, by name."""
 
 
 class Storage(pulumi.ComponentResource):
@@ -73,6 +75,8 @@ class Storage(pulumi.ComponentResource):
         super().__init__("gkr:gcp:Storage", name, None, opts)
         self.buckets = {one.name: self._bucket(args, one) for one in args.buckets}
         self.registries = {one.name: self._registry(args, one) for one in args.registries}
+        for name, grant in args.elsewhere.items():
+            self._grant(name, name, grant)
         for one in args.lustre:
             self._lustre(args, one)
         self.register_outputs({"buckets": list(self.buckets), "registries": list(self.registries)})
@@ -103,15 +107,18 @@ class Storage(pulumi.ComponentResource):
             opts=options(self, kind="data", protect=args.protect, depends_on=[key.ready] if key else ()),
         )
         for grant in args.grants:
-            for role in grant.roles:
-                storage.BucketIAMMember(
-                    f"{wanted.name}-{grant.name}-{_short(role)}",
-                    bucket=bucket.name,
-                    role=role,
-                    member=grant.member,
-                    opts=options(self),
-                )
+            self._grant(wanted.name, bucket.name, grant)
         return bucket
+
+    def _grant(self, name: str, bucket: pulumi.Input[str], grant: Grant) -> None:
+        for role in grant.roles:
+            storage.BucketIAMMember(
+                f"{name}-{grant.name}-{role.rsplit('.', 1)[-1].lower()}",
+                bucket=bucket,
+                role=role,
+                member=grant.member,
+                opts=options(self),
+            )
 
     def _registry(self, args: StorageArgs, wanted: Registry) -> artifactregistry.Repository:
         location = wanted.location or args.location
@@ -192,7 +199,3 @@ def _cleaning(keep: int) -> list[artifactregistry.RepositoryCleanupPolicyArgs]:
         policy(id="delete-old", action="DELETE", condition=old),
         policy(id="keep-newest", action="KEEP", most_recent_versions=newest),
     ]
-
-
-def _short(role: str) -> str:
-    return role.rsplit(".", 1)[-1].lower()

@@ -151,6 +151,8 @@ class HealthArgs:
     """Google's managed collection runs there: with it come the resource types and the metrics of alerts."""
     gpus: bool
     """The cluster has GPUs."""
+    channels: Sequence[str] = ()
+    """Ids of who is told."""
     after: Sequence[pulumi.Resource]
     """The platform's namespace."""
     google: gcp.Provider | None = None
@@ -190,6 +192,7 @@ class HealthRules(pulumi.ComponentResource):
             conditions=[condition],
             documentation=gcp.monitoring.AlertPolicyDocumentationArgs(content=alert.advice, mime_type="text/markdown"),
             severity="WARNING" if alert.name in ("idle", "temperature") else "ERROR",
+            notification_channels=list(args.channels),
             user_labels=args.labels,
             opts=pulumi.ResourceOptions(parent=self, provider=args.google),
         )

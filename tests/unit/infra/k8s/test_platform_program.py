@@ -81,16 +81,16 @@ def test_a_flavor_is_there_before_the_queue_that_names_it() -> None:
 def test_pods_on_gpus_wait_for_networks_and_installers() -> None:
     recorded = run_platform(EAST)
     [cluster] = recorded.of("kubernetes:ray.io/v1:RayCluster")
-    networks = [one.name for one in recorded.of("kubernetes:networking.gke.io/v1:Network")]
-    assert networks == ["gvnic-1", *(f"rdma-{index}" for index in range(8))]
-    assert {*networks, "kube-system-nccl-rdma-installer"} <= set(cluster.depends_on)
+    networks = {one.name for one in recorded.of("kubernetes:networking.gke.io/v1:Network")}
+    assert networks == {"gvnic-1", *(f"rdma-{index}" for index in range(8))}
+    assert networks | {"kube-system-nccl-rdma-installer"} <= set(cluster.depends_on)
     assert cluster.ignore_changes == ("spec.suspend", "spec.workerGroupSpecs[*].replicas")
 
 
 def test_a_mega_cluster_gets_its_eight_networks_and_both_daemons() -> None:
     recorded = run_platform(CENTRAL)
-    networks = [one.name for one in recorded.of("kubernetes:networking.gke.io/v1:Network")]
-    assert networks == [f"vpc{index}" for index in range(1, 9)]
+    networks = {one.name for one in recorded.of("kubernetes:networking.gke.io/v1:Network")}
+    assert networks == {f"vpc{index}" for index in range(1, 9)}
     daemons = {one.name for one in recorded.of("kubernetes:apps/v1:DaemonSet")}
     assert daemons == {"kube-system-nccl-tcpxo-installer", "kube-system-device-injector"}
 

@@ -1,0 +1,69 @@
+"""What stacks say to the stacks above them: names of outputs, and what a global stack exports.
+
+A region's part is `infra.facts.RegionFacts`. Each kind says everything as one value under one name, read leniently: a
+newer writer does not break an older reader, and what is missing fails in the reader with the name of the stack that
+should have said it and the command that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from infra.facts import KUBECONFIG_OUTPUT, PLATFORM_OUTPUT, REGION_OUTPUT
+from spec.base import Record
+from spec.errors import ConfigError
+
+__all__ = ["GLOBAL_OUTPUT", "KUBECONFIG_OUTPUT", "PLATFORM_OUTPUT", "REGION_OUTPUT", "GlobalFacts", "read_global"]
+
+GLOBAL_OUTPUT = "environment"
+"""Output of a global stack: `GlobalFacts` as plain data."""
+
+
+class GlobalFacts(Record):
+    """What regions build on."""
+
+    project_number: str
+    """By which workload identity names the project."""
+    network: str
+    """Id of the primary network."""
+    network_name: str
+    pods: str
+    """Range in which the pods of all regions are."""
+    node_account: str
+    """Mail address of the nodes' service account."""
+    researchers: list[str] = []
+    """Members who may write to the regions' buckets."""
+    shared_buckets: list[str] = []
+    """Names of buckets that pods of all regions read."""
+    alert_channels: list[str] = []
+    """Ids of who is told."""
+    secrets_key: str = ""
+    """Id of the key with which stacks may encrypt what is secret in them; empty: none."""
+
+
+def read_global(value: Mapping[str, Any] | None, *, stack: str) -> GlobalFacts:
+    """What a global stack exported; ConfigError names the stack and the command."""
+    remedy = f"run: make up STACK={stack}"
+    if value is None:
+        raise ConfigError(
+            f"stack {stack} has no output {GLOBAL_OUTPUT}: it was never brought up, or has been taken down",
+            hint=f"{remedy}, then this stack again",
+            where=stack,
+        )
+    try:
+        return GlobalFacts.model_validate(value, extra="ignore")
+    except ValidationError as error:
+        faults = "; ".join(_fault(one["loc"], one["msg"], missing=one["type"] == "missing") for one in error.errors())
+        raise ConfigError(
+            f"output {GLOBAL_OUTPUT} of stack {stack} cannot be used: {faults}",
+            hint=f"{remedy} with this version of the repository, then this stack again",
+            where=stack,
+        ) from None
+
+
+def _fault(path: tuple[str | int, ...], message: str, *, missing: bool) -> str:
+    where = ".".join(str(part) for part in path)
+    return f"field {where} is missing" if missing else f"field {where}: {message[:1].lower()}{message[1:]}"

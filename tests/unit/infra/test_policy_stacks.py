@@ -1,0 +1,58 @@
+"""The rules over what every shipped stack declares, as the mocks record it: no refusal anywhere, and warnings that are
+known. Stacks of the bed need paths of one machine and are looked at by the tests with the engine.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.outputs import GLOBAL_OUTPUT, GlobalFacts
+from infra.policy import Finding, Resource, check
+from infra.policy.stacks import settings_for
+from infra.programs import program
+from spec.stack import GlobalStack, RegionStack
+from tests.builders.platforms import run_platform
+from tests.builders.recorded_stack import RecordedStack, record
+from tests.builders.stack_files import NAMES, shipped
+
+SHIPPED = [name for name in NAMES if not name.startswith("local.")]
+ENVIRONMENT = GlobalFacts(
+    project_number="123456789012", network="projects/example/global/networks/gkr", network_name="gkr",
+    pods="10.64.0.0/10", node_account="gkr-nodes@example.iam.gserviceaccount.com",
+)  # fmt: skip
+PROJECT_NUMBER = {"number": "123456789012", "projectId": "example"}
+
+
+def declared(name: str) -> RecordedStack:
+    config = shipped(name).value
+    if isinstance(config, GlobalStack):
+        lookups = {"gcp:organizations/getProject:getProject": PROJECT_NUMBER,
+                   "gcp:storage/getProjectServiceAccount:getProjectServiceAccount": {"emailAddress": "s@example.com"}}  # fmt: skip
+        return record(program(name, config), stack=name, lookups=lookups)
+    if isinstance(config, RegionStack):
+        return record(
+            program(name, config),
+            stack=name,
+            references={config.global_stack: {GLOBAL_OUTPUT: ENVIRONMENT.model_dump()}},
+        )
+    return run_platform(name)
+
+
+def findings(name: str) -> list[Finding]:
+    resources = [
+        Resource(one.type, one.name, one.inputs, protect=one.protect) for one in declared(name).resources if one.custom
+    ]
+    assert resources
+    return check(resources, settings=settings_for(name, stacks=NAMES))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_rule_refuses_what_we_ship(name: str) -> None:
+    refused = [str(one) for one in findings(name) if one.severity == "refuse"]
+    assert not refused, "\n".join(refused)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_only_warnings_are_about_installers_of_google(name: str) -> None:
+    warnings = [one for one in findings(name) if one.severity == "warn"]
+    assert all(one.rule == "image-by-digest" and "gce-ai-infra" in one.message for one in warnings), warnings
