@@ -85,6 +85,7 @@ def check_cluster_settings(experiment: Experiment, *, placements: Sequence[Place
             yield Refusal(("priority",), f'cluster {facts.name} has no priority "{experiment.priority}"', hint=hint)
         if image_of(experiment, facts) is None:
             yield Refusal((), f"no image is given and {facts.name} runs containers", hint="add image: trainer")
+    yield from _check_buckets(placements)
     if placements and experiment.train is not None:
         yield from _check_ports(placements[0])
         yield from _check_reach(placements)
@@ -116,6 +117,21 @@ def _check_ports(home: Placement) -> Iterator[Refusal]:
         elif port in TAKEN_PORTS:
             yield Refusal(
                 path, f"syncer port {port} of {facts.name} is one of Ray's", hint="mend the stack's syncer ports"
+            )
+
+
+def _check_buckets(placements: Sequence[Placement]) -> Iterator[Refusal]:
+    """A bucket's name is unique: two clusters may share one bucket, but not one name for two buckets."""
+    first: dict[str, Placement] = {}
+    for one in placements:
+        other = first.setdefault(one.facts.bucket, one)
+        if other.facts.site.bucket_env != one.facts.site.bucket_env:
+            yield Refusal(
+                one.learner.cluster_path,
+                f"{other.facts.name} and {one.facts.name} call two different buckets {one.facts.bucket}: events and "
+                "checkpoints of one learner would be taken for the other's",
+                hint="give each cluster's bucket a name of its own in its stack",
+                also=(other.learner.cluster_path,),
             )
 
 

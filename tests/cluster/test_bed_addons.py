@@ -90,7 +90,7 @@ def test_the_bucket_refuses_what_a_commit_must_not_overwrite(one: Bed, document:
     found = json.loads(kubectl(one, "get", "secret", document.site.bucket_secret, "-n", NAMESPACE, "-o", "json"))
     keys = {key: base64.b64decode(value).decode() for key, value in cast("dict[str, str]", found["data"]).items()}
     store = S3Store(
-        bucket.BUCKET, endpoint=document.site.bucket_env["AWS_ENDPOINT_URL"], region=bucket.REGION,
+        bucket.bucket_name("bed"), endpoint=document.site.bucket_env["AWS_ENDPOINT_URL"], region=bucket.REGION,
         access_key_id=keys[bucket.ACCESS], secret_access_key=keys[bucket.KEY], client_options={"allow_http": True},
     )  # fmt: skip
     path = f"probe/{uuid.uuid4().hex}"

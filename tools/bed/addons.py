@@ -120,7 +120,7 @@ def apply(bed: Bed, objects: Sequence[dict[str, Any]]) -> None:
 def _provide_small(bed: Bed, built: dict[str, str]) -> None:
     """Images first: a pod that is there before its image waits for kubelet's next round, which costs seconds."""
     images.provide(bed, recipes=images.all_recipes())
-    (bed.bucket / bucket.BUCKET).mkdir(parents=True, exist_ok=True)
+    (bed.bucket / bucket.bucket_name(bed.name)).mkdir(parents=True, exist_ok=True)
     names = dns.objects(built["coredns"], address=bed.dns_service)
     apply(bed, [*names, *bucket.objects(built["versitygw"], folder=bed.bucket, address=bed.address)])
 

@@ -12,12 +12,16 @@ from typing import Any
 
 NAMESPACE = "gkr-system"
 NAME = "bucket"
-BUCKET = "gkr"
 SECRET = "gkr-bucket"
 PORT = 9000
 REGION = "us-east-1"
 LABELS = {"app": NAME}
 ACCESS, KEY = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+
+
+def bucket_name(cluster: str) -> str:
+    """Every bed has a bucket of its own name, as buckets have everywhere: a URI tells whose it is."""
+    return f"gkr-{cluster}"
 
 
 def new_keys() -> dict[str, str]:

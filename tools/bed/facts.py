@@ -35,7 +35,7 @@ def cluster_facts(
         region=bed.region,
         backend="kubernetes",
         pools=[cpu, *fake],
-        bucket=f"s3://{bucket.BUCKET}",
+        bucket=f"s3://{bucket.bucket_name(bed.name)}",
         queues=[kueue.QUEUE],
         priorities=list(kueue.PRIORITIES),
         syncer=SyncerPorts(control_port=control, bulk_port=bulk, host=bed.link_address if wanted.regions > 1 else ""),

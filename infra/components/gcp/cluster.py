@@ -101,26 +101,19 @@ class RegionalCluster(pulumi.ComponentResource):
         self.register_outputs({"cluster": self.cluster.name})
 
     def _kubeconfig(self, name: str) -> pulumi.Output[str]:
+        endpoints, auth = self.cluster.control_plane_endpoints_config, self.cluster.master_auth
         return pulumi.Output.all(
-            endpoints=self.cluster.control_plane_endpoints_config,
+            dns_endpoint=endpoints.apply(_dns_endpoint),
             address=self.cluster.endpoint,
-            auth=self.cluster.master_auth,
-        ).apply(lambda found: kubeconfig(name, reach=_reach(found["endpoints"], found["address"], found["auth"])))
+            ca_certificate=auth.apply(lambda one: (one.cluster_ca_certificate if one else None) or ""),
+            client_certificate=auth.apply(lambda one: (one.client_certificate if one else None) or ""),
+            client_key=auth.apply(lambda one: (one.client_key if one else None) or ""),
+        ).apply(lambda found: kubeconfig(name, reach=Reach(**found)))
 
 
-def _reach(
-    endpoints: container.outputs.ClusterControlPlaneEndpointsConfig | None,
-    address: str | None,
-    auth: container.outputs.ClusterMasterAuth | None,
-) -> Reach:
+def _dns_endpoint(endpoints: container.outputs.ClusterControlPlaneEndpointsConfig | None) -> str:
     dns = endpoints.dns_endpoint_config if endpoints else None
-    return Reach(
-        dns_endpoint=(dns.endpoint if dns else None) or "",
-        address=address or "",
-        ca_certificate=(auth.cluster_ca_certificate if auth else None) or "",
-        client_certificate=(auth.client_certificate if auth else None) or "",
-        client_key=(auth.client_key if auth else None) or "",
-    )
+    return (dns.endpoint if dns else None) or ""
 
 
 def _default_pool(args: RegionalClusterArgs) -> container.ClusterNodeConfigArgs:

@@ -1,8 +1,8 @@
 """The networks between GPUs of one machine type in one cluster.
 
-Which networks, their names and their order come from `spec.stack_fabric`: the order is that of the NICs, GKE takes it
-as given, and another order replaces every pool. Names are handed on as short names, the only form that compares equal in
-the provider. A RoCE network is bound to a zone by its profile, takes no firewall rules (they are refused; everything
+Which networks, their names and their order come from `spec.stack_fabric`: the order is that of the NICs, and another
+one replaces every pool. Names are handed on as short names, the only form that compares equal in the provider. A RoCE
+network is bound to a zone by its profile, takes no firewall rules (they are refused; everything
 inside is admitted), and only RDMA NICs attach to it. Nothing peers with these networks.
 """
 

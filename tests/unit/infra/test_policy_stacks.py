@@ -4,10 +4,15 @@ known. Stacks of the bed need paths of one machine and are looked at by the test
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 
 from infra.outputs import GLOBAL_OUTPUT, GlobalFacts
 from infra.policy import Finding, Resource, check
+from infra.policy.gpus import NODE_POOL
+from infra.policy.resource import has_gpus
 from infra.policy.stacks import settings_for
 from infra.programs import program
 from spec.stack import GlobalStack, RegionStack
@@ -20,21 +25,28 @@ ENVIRONMENT = GlobalFacts(
     project_number="123456789012", network="projects/example/global/networks/gkr", network_name="gkr",
     pods="10.64.0.0/10", node_account="gkr-nodes@example.iam.gserviceaccount.com",
 )  # fmt: skip
-PROJECT_NUMBER = {"number": "123456789012", "projectId": "example"}
+LOOKUPS = {"gcp:organizations/getProject:getProject": {"number": "123456789012", "projectId": "example"}}
 
 
+def cluster_outputs(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What only the cloud knows of a cluster."""
+    del inputs
+    return {
+        "endpoint": "10.0.0.2",
+        "masterAuth": {"clusterCaCertificate": "Y2E="},
+        "controlPlaneEndpointsConfig": {"dnsEndpointConfig": {"endpoint": f"{name}.us-east5.gke.goog"}},
+    }
+
+
+@cache
 def declared(name: str) -> RecordedStack:
     config = shipped(name).value
     if isinstance(config, GlobalStack):
-        lookups = {"gcp:organizations/getProject:getProject": PROJECT_NUMBER,
-                   "gcp:storage/getProjectServiceAccount:getProjectServiceAccount": {"emailAddress": "s@example.com"}}  # fmt: skip
-        return record(program(name, config), stack=name, lookups=lookups)
+        return record(program(name, config), stack=name, lookups=LOOKUPS)
     if isinstance(config, RegionStack):
-        return record(
-            program(name, config),
-            stack=name,
-            references={config.global_stack: {GLOBAL_OUTPUT: ENVIRONMENT.model_dump()}},
-        )
+        outputs = {config.global_stack: {GLOBAL_OUTPUT: ENVIRONMENT.model_dump()}}
+        answers = {"gcp:container/cluster:Cluster": cluster_outputs}
+        return record(program(name, config), stack=name, references=outputs, answers=answers)
     return run_platform(name)
 
 
@@ -56,3 +68,11 @@ def test_no_rule_refuses_what_we_ship(name: str) -> None:
 def test_the_only_warnings_are_about_installers_of_google(name: str) -> None:
     warnings = [one for one in findings(name) if one.severity == "warn"]
     assert all(one.rule == "image-by-digest" and "gce-ai-infra" in one.message for one in warnings), warnings
+
+
+def test_the_rules_see_gpu_pools_with_what_protects_them() -> None:
+    pools = [
+        one for one in declared("prod.us-east5").of(NODE_POOL) if has_gpus(Resource(one.type, one.name, one.inputs))
+    ]
+    assert pools
+    assert all(one.protect and one.delete_before_replace for one in pools)

@@ -547,3 +547,19 @@ def test_groups_and_private_services_together_are_at_most_seven_worker_groups() 
     found = [one for one in found if one.path.endswith("groups")]
     assert [one.path for one in found] == ["learners[0].groups", "learners[1].groups"]
     assert "1 groups and 7 services of learner east are 8 worker groups, at most 7 fit one job" in found[0].message
+
+
+def test_two_buckets_of_one_name_are_refused() -> None:
+    """A run across two beds once took one learner's events for the other's: both buckets were s3://gkr."""
+    text = TWO_LEARNERS.replace(
+        "{name: west, cluster: us-east5, groups: [{resources: {gpu: \"H200:8\"}}]}",
+        "{name: west, cluster: us-central1, groups: [{resources: {gpu: \"H100-MEGA:8\"}}]}",
+    )
+    facts = [
+        one.model_copy(
+            update={"bucket": "s3://gkr", "site": Site(bucket_env={"AWS_ENDPOINT_URL": f"http://{one.name}:9000"})}
+        )
+        for one in regions()
+    ]
+    found = only(text, facts=facts)
+    assert "us-east5 and us-central1 call two different buckets s3://gkr" in found.message

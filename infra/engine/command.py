@@ -1,0 +1,108 @@
+"""The engine's binary as the Automation API calls it, with a deadline.
+
+A run that takes too long is interrupted as a person would do it: the engine then ends what it began, writes its state
+and gives up its lock. Only an engine that does not react to that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from pulumi.automation import CommandResult, PulumiCommand
+from pulumi.automation.errors import create_command_error
+
+from spec.errors import UnreachableError
+
+GRACE_SECONDS = 120.0
+"""What the engine gets to end after an interrupt."""
+READ_SECONDS = 10.0
+
+Line = Callable[[str], object]
+
+
+class Engine(PulumiCommand):
+    """Runs the binary under `root`/bin; `seconds` is for each call."""
+
+    def __init__(self, root: Path, *, seconds: float) -> None:
+        super().__init__(root=str(root), skip_version_check=True)
+        self._seconds = seconds
+
+    def run(
+        self,
+        args: Sequence[str],
+        cwd: str,
+        additional_env: dict[str, str],
+        on_output: Line | None = None,
+        on_error: Line | None = None,
+    ) -> CommandResult:
+        """One command; UnreachableError if it did not end in time, CommandError if it failed."""
+        command = [self.command, *args]
+        if "--non-interactive" not in command:
+            command.append("--non-interactive")
+        process = subprocess.Popen(
+            command, cwd=cwd, env={**os.environ, **additional_env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, error = _Pump(process.stdout, on_output), _Pump(process.stderr, on_error)
+        late = _wait(process, seconds=self._seconds)
+        result = CommandResult(stdout=out.text(), stderr=error.text(), code=process.returncode)
+        if late:
+            raise UnreachableError(
+                f"pulumi {args[0]} was not done after {self._seconds:.0f} s and was interrupted; what it finished is in the"
+                " state",
+                hint="run it again to go on; --deadline-minutes gives it longer",
+            )
+        if process.returncode != 0:
+            raise create_command_error(result)
+        return result
+
+
+class _Pump:
+    """Reads a stream to its end beside the process."""
+
+    def __init__(self, stream: IO[str], told: Line | None) -> None:
+        self._lines: list[str] = []
+        self._thread = threading.Thread(target=self._read, args=(stream, told), daemon=True)
+        self._thread.start()
+
+    def _read(self, stream: IO[str], told: Line | None) -> None:
+        for line in stream:
+            self._lines.append(line)
+            if told is not None:
+                told(line.rstrip("\n"))
+
+    def text(self) -> str:
+        self._thread.join(timeout=READ_SECONDS)
+        return "".join(self._lines)
+
+
+def _wait(process: subprocess.Popen[str], *, seconds: float) -> bool:
+    """Until it ends; whether it had to be interrupted."""
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return True
+    except KeyboardInterrupt:
+        # A terminal has told the engine as well: it ends what it began, and a second interrupt of ours would abort it.
+        _end(process, ask=False)
+        raise
+    return False
+
+
+def _end(process: subprocess.Popen[str], *, ask: bool = True) -> None:
+    if ask:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=GRACE_SECONDS)

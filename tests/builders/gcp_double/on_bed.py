@@ -1,0 +1,116 @@
+"""What the double does with a one-node cluster of `tools.bed`, when one is up for the region.
+
+A GKE cluster answers with the bed's API server; a pool of GPU machines is fake nodes with the labels, the taint, the GPUs
+and the places of its machine; a CPU pool is the one real node. Without a bed all of it is nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from spec.machines import CATALOGUE, Machine, machine
+from tools.bed import fake_nodes, kwok
+from tools.bed.holder import holder
+from tools.bed.layout import MOST_REGIONS, Bed, beds
+from tools.bed.processes import ensure
+from tools.bed.run import kubectl
+
+POOL_LABEL = "cloud.google.com/gke-nodepool"
+
+
+def bed_of(region: str) -> Bed | None:
+    """The bed that stands for a region, if it is up."""
+    return next((one for one in beds(MOST_REGIONS) if one.region == region and holder(one) is not None), None)
+
+
+def reach(region: str) -> dict[str, Any]:
+    """Outputs by which the cluster of a region is reached; empty without a bed."""
+    bed = bed_of(region)
+    if bed is None or not bed.kubeconfig.is_file():
+        return {}
+    document: Any = yaml.safe_load(bed.kubeconfig.read_text(encoding="utf-8"))
+    server, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
+    return {
+        "endpoint": str(server["server"]).removeprefix("https://"),
+        "masterAuth": {
+            "clusterCaCertificate": server["certificate-authority-data"],
+            "clientCertificate": user["client-certificate-data"],
+            "clientKey": user["client-key-data"],
+        },
+    }
+
+
+def provide_pool(inputs: Mapping[str, Any]) -> None:
+    """Bring the nodes of a pool to what is wanted."""
+    bed, row = bed_of(str(inputs["location"])), _machine(inputs)
+    if bed is None or row is None:
+        return
+    if not row.gpus:
+        labels = {**machine("local-cpu").labels, POOL_LABEL: str(inputs["name"]), **_zone(inputs)}
+        kubectl(bed, "label", "node", bed.node, "--overwrite", *(f"{key}={value}" for key, value in labels.items()))
+        return
+    ensure(bed, kwok.component(bed))
+    wanted = {one["metadata"]["name"]: one for one in pool_nodes(inputs, row, region=bed.region)}
+    there = _present(bed, inputs)
+    missing = [node for name, node in wanted.items() if name not in there]
+    if missing:
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": missing})
+        kubectl(bed, "create", "--validate=false", "-f", "-", stdin=text, deadline_seconds=fake_nodes.APPLY_SECONDS)
+    _remove(bed, [name for name in there if name not in wanted])
+
+
+def remove_pool(outputs: Mapping[str, Any]) -> None:
+    """Take a pool's fake nodes away; the real node stays."""
+    bed, row = bed_of(str(outputs["location"])), _machine(outputs)
+    if bed is not None and row is not None and row.gpus:
+        _remove(bed, _present(bed, outputs))
+
+
+def pool_nodes(inputs: Mapping[str, Any], row: Machine, *, region: str) -> list[dict[str, Any]]:
+    """A pool's nodes, in name and label those of the pool rather than of the machine."""
+    pool = str(inputs["name"])
+    config = inputs["nodeConfig"]
+    found: list[dict[str, Any]] = []
+    for index in range(int(inputs.get("nodeCount") or 0) * len(inputs["nodeLocations"])):
+        node = fake_nodes.node(row, index, region=region)
+        name = f"gke-{pool}-{index}"
+        node["metadata"]["name"] = name
+        own = {POOL_LABEL: pool, "kubernetes.io/hostname": name, **_zone(inputs), **_reserved(config)}
+        node["metadata"]["labels"] |= {**dict(config.get("labels") or {}), **own}
+        found.append(node)
+    return found
+
+
+def _reserved(config: Mapping[str, Any]) -> dict[str, str]:
+    values = (config.get("reservationAffinity") or {}).get("values") or []
+    if not values:
+        return {}
+    name = str(values[0]).split("/")[3]
+    return {"cloud.google.com/reservation-name": name, "cloud.google.com/reservation-affinity": "specific"}
+
+
+def _zone(inputs: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "topology.kubernetes.io/region": str(inputs["location"]),
+        "topology.kubernetes.io/zone": str(inputs["nodeLocations"][0]),
+    }
+
+
+def _machine(inputs: Mapping[str, Any]) -> Machine | None:
+    kind = inputs["nodeConfig"]["machineType"]
+    return next((row for row in CATALOGUE if row.machine_type == kind), None)
+
+
+def _present(bed: Bed, inputs: Mapping[str, Any]) -> list[str]:
+    selector = f"{fake_nodes.MACHINE_LABEL},{POOL_LABEL}={inputs['name']}"
+    return kubectl(bed, "get", "nodes", "-l", selector, "-o", "jsonpath={.items[*].metadata.name}").split()
+
+
+def _remove(bed: Bed, names: list[str]) -> None:
+    if names:
+        arguments = ("delete", "node", "--wait=false", "--ignore-not-found", *names)
+        kubectl(bed, *arguments, deadline_seconds=fake_nodes.APPLY_SECONDS)
