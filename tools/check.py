@@ -18,6 +18,7 @@ CHECKS = {
     "lint": [str(BIN / "ruff"), "check", "--quiet", "."],
     "types": [str(BIN / "basedpyright"), "--level", "error"],
     "import rules": [str(BIN / "lint-imports"), "--no-cache"],
+    "workflows": [str(BIN / "zizmor"), "--offline", "--persona", "pedantic", "--quiet", ".github"],
     "generated schemas": [sys.executable, "-m", "spec.schemas", "--check"],
 }
 DEADLINE_SECONDS = 600

@@ -67,8 +67,8 @@ class Region:
         pulumi.export(REGION_OUTPUT, self._facts(cluster, cpu, pools, fabrics, syncer))
         pulumi.export(KUBECONFIG_OUTPUT, cluster.kubeconfig)
 
-    def _options(self, after: Sequence[pulumi.Resource] = ()) -> pulumi.ResourceOptions:
-        return pulumi.ResourceOptions(providers=[self._google], depends_on=list(after) or None)
+    def _options(self) -> pulumi.ResourceOptions:
+        return pulumi.ResourceOptions(providers=[self._google])
 
     def _network(self) -> RegionNetwork:
         config = self._config
@@ -116,12 +116,12 @@ class Region:
             network=self._environment.network,
             subnet=network.subnet.id,
             config=config.cluster,
+            after=[network.way_out],
             account=self._environment.node_account,
             labels=self._labels,
             protect=config.protect,
         )
-        # Nodes of the default pool already pull their images through NAT.
-        return RegionalCluster(self._name, args, opts=self._options([network]))
+        return RegionalCluster(self._name, args, opts=self._options())
 
     def _cpu_pool(self, cluster: RegionalCluster) -> CpuPool:
         config = self._config
@@ -157,12 +157,12 @@ class Region:
             maintenance_interval=config.maintenance_interval(pool),
             attachments=fabric.attachments if fabric else (),
             dranet=configured is not None and configured.mode == "dranet",
+            after=[cpu.pool, *(reservation.made if reservation else [])],
             account=self._environment.node_account,
             labels=self._labels,
             protect=config.protects(pool),
         )
-        after = [one for one in (cpu, fabric, reservation) if one is not None]
-        return GpuPool(f"{self._name}-{pool.name}", args, opts=self._options(after))
+        return GpuPool(f"{self._name}-{pool.name}", args, opts=self._options())
 
     def _storage(self, cluster: RegionalCluster) -> None:
         config, environment = self._config, self._environment

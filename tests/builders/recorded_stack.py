@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +144,7 @@ class _Monitor(mocks.MockMonitor):
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802  (the protocol's name)
         response = super().RegisterResource(request)
+        _close_loop()
         if request.type not in (ROOT, REFERENCE):
             self._found.resources.append(self._recorded(request, response.urn))
         return response
@@ -173,6 +175,16 @@ class _Monitor(mocks.MockMonitor):
             provider=request.provider.split("::")[-2] if request.provider else "",
             secret_inputs=tuple(key for key, value in inputs.items() if _holds_secret(value)),
         )
+
+
+def _close_loop() -> None:
+    """The SDK's mocks leave an event loop open in every thread of the executor."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return
+    with suppress(RuntimeError):
+        asyncio.get_event_loop_policy().get_event_loop().close()
+        asyncio.set_event_loop(None)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ two operators would fight over every cluster.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -40,6 +41,8 @@ class RegionalClusterArgs:
     network: pulumi.Input[str]
     subnet: pulumi.Input[str]
     config: ClusterConfig
+    after: Sequence[pulumi.Resource]
+    """The way out: nodes of the default pool already pull images."""
     account: pulumi.Input[str]
     """Service account of nodes."""
     labels: dict[str, str]
@@ -94,7 +97,7 @@ class RegionalCluster(pulumi.ComponentResource):
             # update. The version is not ignored: the provider never reads it back and raises it when it is raised here.
             opts=options(
                 self, kind="cluster", protect=args.protect, ignore_changes=["nodeConfig", "initialNodeCount"],
-                secret_outputs=["masterAuth"],
+                secret_outputs=["masterAuth"], depends_on=args.after,
             ),
         )  # fmt: skip
         self.kubeconfig = pulumi.Output.secret(self._kubeconfig(config.name))

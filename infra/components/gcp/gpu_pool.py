@@ -36,6 +36,10 @@ class GpuPoolArgs:
     attachments: Sequence[Attachment]
     """Networks besides the primary one; empty for a machine without fabric and for DRANET."""
     dranet: bool
+    after: Sequence[pulumi.Resource]
+    """The CPU pool, and a reservation that the stack makes. Given to the pool itself: what a component waits for is kept
+    in no state, and a later update would not know it.
+    """
     account: pulumi.Input[str]
     labels: dict[str, str]
     protect: bool
@@ -72,7 +76,13 @@ class GpuPool(pulumi.ComponentResource):
                 dranet=args.dranet,
             ),
             # The version follows the cluster's channel; the initial count is of the day the pool was made.
-            opts=options(self, kind="pool", protect=args.protect, ignore_changes=["version", "initialNodeCount"]),
+            opts=options(
+                self,
+                kind="pool",
+                protect=args.protect,
+                ignore_changes=["version", "initialNodeCount"],
+                depends_on=args.after,
+            ),
         )
         self.register_outputs({"pool": self.pool.name, "gpus": args.nodes * pool.row.gpus})
 

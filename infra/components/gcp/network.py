@@ -123,7 +123,7 @@ class RegionNetwork(pulumi.ComponentResource):
             opts=options(self, kind="network", protect=args.protect),
         )
         addresses = [self._address(args, index) for index in range(args.ranges.nat.addresses)]
-        self._nat(args, addresses)
+        self.way_out = self._nat(args, addresses)
         self.nat_addresses = [one.address for one in addresses]
         self.register_outputs({"subnet": self.subnet.name, "nat_addresses": self.nat_addresses})
 
@@ -138,7 +138,7 @@ class RegionNetwork(pulumi.ComponentResource):
             opts=options(self, kind="network", protect=args.protect),
         )
 
-    def _nat(self, args: RegionNetworkArgs, addresses: list[compute.Address]) -> None:
+    def _nat(self, args: RegionNetworkArgs, addresses: list[compute.Address]) -> compute.RouterNat:
         router = compute.Router(
             "nat",
             name=f"{args.subnet}-nat",
@@ -147,7 +147,7 @@ class RegionNetwork(pulumi.ComponentResource):
             network=args.network,
             opts=options(self),
         )
-        compute.RouterNat(
+        return compute.RouterNat(
             "nat",
             name=f"{args.subnet}-nat",
             project=args.project,

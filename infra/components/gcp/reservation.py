@@ -31,8 +31,7 @@ class ReservationRef(pulumi.ComponentResource):
     def __init__(self, name: str, args: ReservationRefArgs, *, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gkr:gcp:ReservationRef", name, None, opts)
         self.path = args.reservation.path
-        if args.reservation.create:
-            self._create(args.reservation)
+        self.made: list[pulumi.Resource] = [self._create(args.reservation)] if args.reservation.create else []
         self.register_outputs(
             {
                 "path": self.path,
@@ -42,7 +41,7 @@ class ReservationRef(pulumi.ComponentResource):
             }
         )
 
-    def _create(self, wanted: Reservation) -> None:
+    def _create(self, wanted: Reservation) -> compute.Reservation:
         path, row = parse_reservation(wanted.path), machine(wanted.machine)
         properties = compute.ReservationSpecificReservationInstancePropertiesArgs(
             machine_type=row.machine_type,
@@ -54,7 +53,7 @@ class ReservationRef(pulumi.ComponentResource):
             ],
             maintenance_interval=wanted.maintenance_interval,
         )
-        compute.Reservation(
+        return compute.Reservation(
             path.name,
             name=path.name,
             project=path.project,

@@ -158,6 +158,7 @@ def test_a_region_that_takes_no_syncers_opens_nothing() -> None:
 def test_the_cluster() -> None:
     cluster = run_shipped(ULTRA).one(CLUSTER, "us-east5")
     inputs = cluster.inputs
+    assert "nat" in cluster.depends_on
     assert (inputs["location"], inputs["minMasterVersion"]) == ("us-east5", "1.34.1-gke.1829001")
     assert inputs["enableMultiNetworking"] is True
     assert inputs["datapathProvider"] == "ADVANCED_DATAPATH"
