@@ -168,7 +168,7 @@ class Driver:
             # What the processes of a pod find in their environment; Ray's processes here inherit ours.
             os.environ["GKR_RUN_DIR"] = str(self.options.run_dir.absolute())
             os.environ["GKR_PLAN"] = str(self.options.plan.absolute())
-        settings = {"address": "auto"} if self._joins else self._own_ray()
+        settings: dict[str, Any] = {"address": "auto"} if self._joins else self._own_ray()
         for left in reversed(range(RAY_STARTS)):
             try:
                 ray.init(log_to_driver=False, configure_logging=False, namespace=f"gkr-{self.plan.run}", **settings)

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
 from pulumi.automation import CommandResult, PulumiCommand
 from pulumi.automation.errors import create_command_error
+from semver import VersionInfo
 
 from spec.errors import UnreachableError
 
@@ -32,6 +34,8 @@ class Engine(PulumiCommand):
     def __init__(self, root: Path, *, seconds: float) -> None:
         super().__init__(root=str(root), skip_version_check=True)
         self._seconds = seconds
+        if self.version is None:  # a binary built from source names none; the tools' pins keep it near the SDK
+            self.version = VersionInfo.parse(version("pulumi"))
 
     def run(
         self,
@@ -56,8 +60,8 @@ class Engine(PulumiCommand):
         result = CommandResult(stdout=out.text(), stderr=error.text(), code=process.returncode)
         if late:
             raise UnreachableError(
-                f"pulumi {args[0]} was not done after {self._seconds:.0f} s and was interrupted; what it finished is in the"
-                " state",
+                f"pulumi {args[0]} was not done after {self._seconds:.0f} s and was interrupted; what it finished is in"
+                " the state",
                 hint="run it again to go on; --deadline-minutes gives it longer",
             )
         if process.returncode != 0:

@@ -1,7 +1,7 @@
 """The engine's events -> the JSON that `infra.review` reads, and lines of progress. Pure but for the list it keeps.
 
-The form is that of `pulumi preview --json --show-sames`, so that a comment on a pull request and a preview on a terminal
-come from the same reader.
+The form is that of `pulumi preview --json --show-sames`, so that a comment on a pull request and a preview on a
+terminal come from the same reader.
 """
 
 from __future__ import annotations

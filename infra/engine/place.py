@@ -22,7 +22,6 @@ DOUBLE_MODULE = "tests.builders.gcp_double"
 DOUBLE_CLOUD, DOUBLE_READS_ONLY = "GKR_DOUBLE_CLOUD", "GKR_DOUBLE_READS_ONLY"
 """Environment of the double: its folder; and, if set, that it changes nothing on a test bed."""
 GCP_PLUGIN, KUBERNETES_PLUGIN = "pulumi-resource-gcp", "pulumi-resource-kubernetes"
-REGISTRY_HINT = "PULUMI_CONFIG_PASSPHRASE encrypts what is secret in the state; set it, or PULUMI_CONFIG_PASSPHRASE_FILE"
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,10 @@ def _has_backend() -> bool:
 def _passphrase() -> dict[str, str]:
     if "PULUMI_CONFIG_PASSPHRASE" in os.environ or "PULUMI_CONFIG_PASSPHRASE_FILE" in os.environ:
         return {}
-    raise ConfigError("no backend is configured, and the state in a folder of this machine would have no passphrase",
-                      hint=f"log in with pulumi login gs://BUCKET; or {REGISTRY_HINT}")  # fmt: skip
+    raise ConfigError(
+        "no backend is configured, and the state in a folder of this machine would have no passphrase",
+        hint="log in with pulumi login gs://BUCKET, or set PULUMI_CONFIG_PASSPHRASE, which encrypts secrets",
+    )
 
 
 def _plugin_folder(home: Path, name: str, package: str) -> Path:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pulumi.runtime import mocks, rpc, settings
 from pulumi.runtime.stack import run_in_stack
@@ -89,7 +89,7 @@ def record(
     async def run() -> None:
         # As `set_mocks` does, but without its root resource: `run_in_stack` makes that, in the loop that runs here.
         settings.reset_options()
-        settings.SETTINGS.outputs.clear()
+        cast("Any", settings.SETTINGS).outputs.clear()
         features = set(monitor.GetDeploymentInfo(None).supportedFeatures)
         settings.configure(
             mocks.MockSettings(
@@ -149,6 +149,18 @@ class _Monitor(mocks.MockMonitor):
             self._found.resources.append(self._recorded(request, response.urn))
         return response
 
+    def ReadResource(self, request: Any) -> Any:  # noqa: N802  (the protocol's name)
+        try:
+            return super().ReadResource(request)
+        finally:
+            _close_loop()
+
+    def Invoke(self, request: Any) -> Any:  # noqa: N802  (the protocol's name)
+        try:
+            return super().Invoke(request)
+        finally:
+            _close_loop()
+
     def RegisterResourceOutputs(self, request: Any) -> Any:  # noqa: N802  (the protocol's name)
         if ROOT in request.urn.split("::")[2].split("$")[-1:]:
             raw = rpc.deserialize_properties(request.outputs, keep_unknowns=True)
@@ -183,7 +195,7 @@ def _close_loop() -> None:
         asyncio.get_running_loop()
         return
     with suppress(RuntimeError):
-        asyncio.get_event_loop_policy().get_event_loop().close()
+        asyncio.get_event_loop().close()
         asyncio.set_event_loop(None)
 
 

@@ -96,10 +96,13 @@ class World:
         if self.plan.syncer is None:
             return
         command = [sys.executable, "-m", "training.sync.server", "--plan", str(self.cluster.plan_path)]
-        command += ["--endpoints", str(self.root / "syncer.json"), "--events", str(self.root / "syncer.jsonl")]
+        command += ["--endpoints", str(self.root / "syncer.json")]
         with (self.root / "syncer.txt").open("wb") as log:
             self._syncer = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+                command,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "GKR_RUN_DIR": str(self.root / "syncer")},
             )
 
     def close(self) -> None:
@@ -110,9 +113,6 @@ class World:
 
     def events(self) -> list[Event]:
         texts = [self.bucket.get(entry.key).data.decode() for entry in self.bucket.list("events")]
-        local = self.root / "syncer.jsonl"
-        if local.exists() and not any("events/syncer" in entry.key for entry in self.bucket.list("events")):
-            texts.append(local.read_text())
         return list(read_events("".join(texts).splitlines()))
 
     def until(self, holds: Callable[[list[Event]], bool], *, seconds: float) -> None:
@@ -129,6 +129,13 @@ class World:
             assert time.monotonic() < deadline, self.events()[-20:]
             time.sleep(0.25)
         return code
+
+    def until_logged(self, key: str, text: str) -> None:
+        """The pods copy their logs every few seconds."""
+        deadline = time.monotonic() + MINUTE
+        while not (self.bucket.exists(key) and self.bucket.get(key).data.decode() == text):
+            assert time.monotonic() < deadline, self.bucket.get(key).data
+            time.sleep(0.25)
 
     def _last_words(self) -> str:
         return (self.cluster.folder / f"driver-{self.cluster.drivers}.txt").read_text()[-2000:]
@@ -187,11 +194,10 @@ def test_a_learner_survives_the_loss_of_every_kind_of_pod(world: World) -> None:
 def test_a_command_runs_once_per_node_and_again_after_a_signal(world: World) -> None:
     """Node 1 is killed in the first attempt; in the second the two nodes meet at the promised address."""
     assert world.until_ended(seconds=5 * MINUTE) == 0
-    said = {entry.key: world.bucket.get(entry.key).data.decode() for entry in world.bucket.list("logs/east")}
     first = 'node {} of 2 in trainer, attempt {}, a: "b" $c\n'
-    assert said["logs/east/1/rank-1.log"] == first.format(1, 1)
-    assert said["logs/east/2/rank-0.log"] == first.format(0, 2) + "heard node one!\n"
-    assert said["logs/east/2/rank-1.log"] == first.format(1, 2)
+    world.until_logged("logs/east/1/rank-1.log", first.format(1, 1))
+    world.until_logged("logs/east/2/rank-0.log", first.format(0, 2) + "heard node one!\n")
+    world.until_logged("logs/east/2/rank-1.log", first.format(1, 2))
     recoveries = [event for event in world.events() if isinstance(event, Recovery)]
     assert [(one.what, one.cause, one.action) for one in recoveries] == [("rank 1", "SIGKILL", "all ranks restarted")]
 

@@ -123,7 +123,8 @@ def _sysctl(name: str, value: str) -> None:
 def connect(beds: Sequence[Bed], *, rate: str = LINK_RATE) -> None:
     """The link between two regions: their nodes and pods reach each other over it at most at `rate`."""
     one, other = beds
-    if LINK_DEVICE not in devices(one):
+    if not all(LINK_DEVICE in devices(bed) for bed in beds):
+        disconnect(beds)  # one end may be there still while the other went with its namespace
         ends = ["type", "veth", "peer", "name", LINK_DEVICE, "netns", other.netns]
         _within(one, ["ip", "link", "add", LINK_DEVICE, *ends])
     for near, far in ((one, other), (other, one)):
@@ -150,7 +151,11 @@ def disconnect(beds: Sequence[Bed]) -> None:
     """Remove the link; deleting one end deletes both."""
     for bed in beds:
         if exists(bed) and LINK_DEVICE in devices(bed):
-            _batch(bed, [f"link delete {LINK_DEVICE}"])
+            try:
+                _batch(bed, [f"link delete {LINK_DEVICE}"])
+            except CommandError:
+                if LINK_DEVICE in devices(bed):  # the kernel removes the other end by itself, a moment later
+                    raise
 
 
 def cut(beds: Sequence[Bed]) -> None:

@@ -37,8 +37,8 @@ class GpuPoolArgs:
     """Networks besides the primary one; empty for a machine without fabric and for DRANET."""
     dranet: bool
     after: Sequence[pulumi.Resource]
-    """The CPU pool, and a reservation that the stack makes. Given to the pool itself: what a component waits for is kept
-    in no state, and a later update would not know it.
+    """The CPU pool, and a reservation that the stack makes. Given to the pool itself: what a component waits for is
+    kept in no state, and a later update would not know it.
     """
     account: pulumi.Input[str]
     labels: dict[str, str]

@@ -19,7 +19,12 @@ NODE_ROLES = ("roles/container.defaultNodeServiceAccount",)
 """Logs, metrics and the node's own registration; reading images is granted on each registry."""
 RESEARCHER_ROLES = ("roles/container.viewer", "roles/logging.viewer", "roles/monitoring.viewer")
 """Reaching clusters and reading there; launching is a right inside the cluster's experiment namespaces."""
-OPERATOR_ROLES = ("roles/compute.viewer", "roles/container.admin", "roles/logging.viewer", "roles/monitoring.editor")
+OPERATOR_ROLES = (
+    "roles/artifactregistry.writer", "roles/compute.viewer", "roles/container.admin", "roles/logging.viewer",
+    "roles/monitoring.editor",
+)  # fmt: skip
+"""Operating clusters and pushing images. Applying stacks is another account's (docs/infrastructure.md lists its roles).
+"""
 PREVIEWER_ROLES = ("roles/iam.securityReviewer", "roles/viewer")
 LONGEST_ACCOUNT = 30
 """Characters of an account's id."""

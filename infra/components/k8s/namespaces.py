@@ -19,6 +19,11 @@ from infra.facts import NAMESPACE
 from manifests.labels import EXPERIMENTS
 from spec.facts import Site
 
+COLLECTOR_NAMESPACE = "gmp-system"
+"""Where Google's managed collection runs."""
+RAY_METRICS_PORT = 8080
+RAY_PODS = {"ray.io/is-ray-node": "yes"}
+"""Labels that KubeRay gives every pod of a Ray cluster."""
 SecretValues = Mapping[str, Mapping[str, pulumi.Input[str]]]
 """Secret to its keys and values."""
 
@@ -39,7 +44,7 @@ def content_objects(names: Sequence[str], *, site: Site, secrets: SecretValues) 
         if site.service_account:
             found.append(_account(namespace, site=site))
         found += [_secret(namespace, name, values) for name, values in sorted(secrets.items())]
-    return [*found, *(_closed(name) for name in names)]
+    return [*found, *(policy(name) for name in names for policy in (_closed, _metrics)), _metrics(NAMESPACE)]
 
 
 def referred_secrets(site: Site) -> list[str]:
@@ -77,6 +82,22 @@ def _closed(namespace: str) -> dict[str, Any]:
         "kind": "NetworkPolicy",
         "metadata": {"name": "closed", "namespace": namespace},
         "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+    }
+
+
+def _metrics(namespace: str) -> dict[str, Any]:
+    """Managed collection scrapes Ray's metrics."""
+    collectors = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": COLLECTOR_NAMESPACE}}}
+    rule = {"from": [collectors], "ports": [{"port": RAY_METRICS_PORT, "protocol": "TCP"}]}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "metrics", "namespace": namespace},
+        "spec": {
+            "ingress": [rule],
+            "podSelector": {"matchLabels": dict(RAY_PODS)},
+            "policyTypes": ["Ingress"],
+        },
     }
 
 

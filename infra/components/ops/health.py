@@ -15,6 +15,7 @@ import pulumi
 import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 
+from infra.components.k8s.namespaces import RAY_METRICS_PORT, RAY_PODS
 from infra.components.k8s.objects import Objects, declare
 from infra.facts import NAMESPACE
 from manifests.values import seconds
@@ -23,7 +24,6 @@ from spec.stack_platform import Health
 CONTROLLER = "gkr-health"
 CONDITION = "XidCriticalError"
 XID_CONFIG = "xid-config"
-RAY_METRICS_PORT = 8080
 _MONITORING = "monitoring.googleapis.com/v1"
 
 
@@ -84,7 +84,7 @@ def monitoring_objects() -> Objects:
             "metadata": {"name": "gkr-ray"},
             "spec": {
                 "endpoints": [endpoint],
-                "selector": {"matchLabels": {"ray.io/is-ray-node": "yes"}},
+                "selector": {"matchLabels": dict(RAY_PODS)},
                 "targetLabels": {
                     "fromPod": [
                         {"from": "gkr/experiment", "to": "experiment"},

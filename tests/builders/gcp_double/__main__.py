@@ -10,20 +10,21 @@ from pathlib import Path
 import grpc
 from pulumi.runtime.proto import provider_pb2_grpc
 
+from infra.engine.place import DOUBLE_CLOUD
 from tests.builders.gcp_double.cloud import Cloud
 from tests.builders.gcp_double.provider import Double
 
 THREADS = 32
-FOLDER = "GKR_DOUBLE_CLOUD"
-"""Names the folder that stands for the cloud."""
+
+
 IDLE_SECONDS = 6 * 3600.0
 
 
 def main() -> int:
     """Serve."""
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(DOUBLE_CLOUD)
     if not folder:
-        sys.stderr.write(f"the Google Cloud double needs {FOLDER}: the folder that stands for the cloud\n")
+        sys.stderr.write(f"the Google Cloud double needs {DOUBLE_CLOUD}: the folder that stands for the cloud\n")
         return 2
     limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.server(ThreadPoolExecutor(max_workers=THREADS), options=limits)

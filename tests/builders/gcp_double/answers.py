@@ -12,6 +12,7 @@ CLUSTER = "gcp:container/cluster:Cluster"
 NODE_POOL = "gcp:container/nodePool:NodePool"
 COMPUTE = "https://www.googleapis.com/compute/v1/"
 
+_ACCOUNT = "projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com"
 _IDS: Mapping[str, str] = {
     CLUSTER: "projects/{project}/locations/{location}/clusters/{name}",
     NODE_POOL: "{cluster}/nodePools/{name}",
@@ -28,7 +29,7 @@ _IDS: Mapping[str, str] = {
     "gcp:kms/keyRing:KeyRing": "projects/{project}/locations/{location}/keyRings/{name}",
     "gcp:lustre/instance:Instance": "projects/{project}/locations/{location}/instances/{instanceId}",
     "gcp:projects/service:Service": "{project}/{service}",
-    "gcp:serviceaccount/account:Account": "projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com",
+    "gcp:serviceaccount/account:Account": _ACCOUNT,
     "gcp:storage/bucket:Bucket": "{name}",
     "gcp:storage/bucketIAMMember:BucketIAMMember": "b/{bucket}/{role}/{member}",
 }

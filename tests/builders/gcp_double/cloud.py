@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,9 @@ class Cloud:
     def read(self, kind: str, identity: str) -> dict[str, Any] | None:
         """The outputs of a thing; None if it is not there."""
         path = self._path(kind, identity)
-        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))["outputs"]) if path.is_file() else None
+        return (
+            cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))["outputs"]) if path.is_file() else None
+        )
 
     def write(self, kind: str, identity: str, outputs: dict[str, Any]) -> None:
         """Make or change it."""
@@ -45,13 +48,21 @@ class Cloud:
 
     def stocked_out(self, pool: str) -> bool:
         """Whether there are no machines for a node pool of that name."""
-        path = self.folder / FAULTS
-        return path.is_file() and pool in json.loads(path.read_text(encoding="utf-8"))["stock_out"]
+        return pool in self._faults().get("stock_out", [])
 
-    def set_stock_out(self, *pools: str) -> None:
-        """From now on there are no machines for these pools, and for all others there are."""
+    def set_faults(self, *, stock_out: Sequence[str] = (), client_key: str = "") -> None:
+        """From now on there are no machines for these pools, and clusters have this client key."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / FAULTS).write_text(json.dumps({"stock_out": list(pools)}), encoding="utf-8")
+        faults = {"stock_out": list(stock_out), "client_key": client_key}
+        (self.folder / FAULTS).write_text(json.dumps(faults), encoding="utf-8")
+
+    def client_key(self) -> str:
+        """The key that clusters hand out; empty, as GKE's, unless it was set."""
+        return str(self._faults().get("client_key", ""))
+
+    def _faults(self) -> dict[str, Any]:
+        path = self.folder / FAULTS
+        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
     def _path(self, kind: str, identity: str) -> Path:
         digest = hashlib.sha256(f"{kind} {identity}".encode()).hexdigest()[:24]

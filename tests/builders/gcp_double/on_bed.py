@@ -1,17 +1,19 @@
 """What the double does with a one-node cluster of `tools.bed`, when one is up for the region.
 
-A GKE cluster answers with the bed's API server; a pool of GPU machines is fake nodes with the labels, the taint, the GPUs
-and the places of its machine; a CPU pool is the one real node. Without a bed all of it is nothing.
+A GKE cluster answers with the bed's API server; a pool of GPU machines is fake nodes with the labels, the taint, the
+GPUs and the places of its machine; a CPU pool is the one real node. Without a bed all of it is nothing.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
+from infra.engine.place import DOUBLE_READS_ONLY
 from spec.machines import CATALOGUE, Machine, machine
 from tools.bed import fake_nodes, kwok
 from tools.bed.holder import holder
@@ -47,7 +49,7 @@ def reach(region: str) -> dict[str, Any]:
 def provide_pool(inputs: Mapping[str, Any]) -> None:
     """Bring the nodes of a pool to what is wanted."""
     bed, row = bed_of(str(inputs["location"])), _machine(inputs)
-    if bed is None or row is None:
+    if bed is None or row is None or _reads_only():
         return
     if not row.gpus:
         labels = {**machine("local-cpu").labels, POOL_LABEL: str(inputs["name"]), **_zone(inputs)}
@@ -66,7 +68,7 @@ def provide_pool(inputs: Mapping[str, Any]) -> None:
 def remove_pool(outputs: Mapping[str, Any]) -> None:
     """Take a pool's fake nodes away; the real node stays."""
     bed, row = bed_of(str(outputs["location"])), _machine(outputs)
-    if bed is not None and row is not None and row.gpus:
+    if bed is not None and row is not None and row.gpus and not _reads_only():
         _remove(bed, _present(bed, outputs))
 
 
@@ -83,6 +85,10 @@ def pool_nodes(inputs: Mapping[str, Any], row: Machine, *, region: str) -> list[
         node["metadata"]["labels"] |= {**dict(config.get("labels") or {}), **own}
         found.append(node)
     return found
+
+
+def _reads_only() -> bool:
+    return bool(os.environ.get(DOUBLE_READS_ONLY))
 
 
 def _reserved(config: Mapping[str, Any]) -> dict[str, str]:

@@ -135,8 +135,9 @@ def test_every_mega_network_is_its_own_with_packets_of_the_right_size() -> None:
 
 
 def test_subnets_of_a_fabric_do_not_overlap() -> None:
-    ranges = [one.inputs["ipCidrRange"] for one in run_shipped(ULTRA).of(SUBNET) if one.name != "nodes"]
-    assert ranges == [f"192.168.{16 * index}.0/20" for index in range(9)]
+    ranges = {one.name: one.inputs["ipCidrRange"] for one in run_shipped(ULTRA).of(SUBNET) if one.name != "nodes"}
+    lanes = {f"rdma-{index}": f"192.168.{16 * (index + 1)}.0/20" for index in range(8)}
+    assert ranges == {"gvnic-1": "192.168.0.0/20", **lanes}
 
 
 def test_only_the_two_ports_of_the_syncer_are_open_between_regions() -> None:
