@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -199,9 +199,9 @@ def _fault(path: tuple[str | int, ...], message: str, *, missing: bool) -> str:
 def _whole_numbers(value: Any) -> Any:
     """The engine carries every number as a float; 8.0 is 8 again."""
     if isinstance(value, Mapping):
-        return {key: _whole_numbers(one) for key, one in value.items()}
+        return {key: _whole_numbers(one) for key, one in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_whole_numbers(one) for one in value]
+        return [_whole_numbers(one) for one in cast("list[Any]", value)]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

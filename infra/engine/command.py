@@ -78,10 +78,11 @@ class _Pump:
         self._thread.start()
 
     def _read(self, stream: IO[str], told: Line | None) -> None:
-        for line in stream:
-            self._lines.append(line)
-            if told is not None:
-                told(line.rstrip("\n"))
+        with stream:
+            for line in stream:
+                self._lines.append(line)
+                if told is not None:
+                    told(line.rstrip("\n"))
 
     def text(self) -> str:
         self._thread.join(timeout=READ_SECONDS)

@@ -215,5 +215,6 @@ def secret_values(text: str | None, *, referred: Sequence[str]) -> dict[str, dic
 def _is_secrets(found: Any) -> bool:
     if not isinstance(found, dict):
         return False
-    inner = cast("dict[Any, Any]", found).values()
-    return all(isinstance(one, dict) and all(isinstance(value, str) for value in one.values()) for one in inner)
+    inner = [cast("dict[str, Any]", one) for one in cast("dict[str, Any]", found).values() if isinstance(one, dict)]
+    values = [value for one in inner for value in one.values()]
+    return len(inner) == len(cast("dict[str, Any]", found)) and all(isinstance(value, str) for value in values)

@@ -9,6 +9,7 @@ from tests.builders.plans import bed, gke
 ULTRA = gke("us-east5", pools={"a3-ultra": 16, "n2-standard-32": 8})
 BED = bed()
 GIB = 2**30
+LARGE = ServiceResources.model_validate({"cpu": "8", "memory": "64Gi", "gpu": "H200:1"})
 
 SHARED: dict[str, SharedServices] = {
     "ultra": SharedServices(
@@ -18,9 +19,7 @@ SHARED: dict[str, SharedServices] = {
         image=f"us-east5-docker.pkg.dev/p/gkr/services@sha256:{'1' * 64}",
         bucket=ULTRA.bucket,
         services={
-            "judge": ServiceConfig(
-                kind="evaluate", replicas=2, resources=ServiceResources(cpu="8", memory="64Gi", gpu="H200:1")
-            ),
+            "judge": ServiceConfig(kind="evaluate", replicas=2, resources=LARGE),
             "captions": ServiceConfig(kind="encode"),
         },
         site=ULTRA.site,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_kubernetes as kubernetes
@@ -24,7 +25,7 @@ def operator(kuberay: KubeRay) -> Operator:
     # A value cannot take the chart's own limit away, only replace it.
     limits = {"cpu": values.cpu(max(MOST_CORES, kuberay.cpu)), **memory}
     resources = {"limits": limits, "requests": {"cpu": values.cpu(kuberay.cpu), **memory}}
-    settings = {
+    settings: dict[str, Any] = {
         "fullnameOverride": NAME,
         "nameOverride": NAME,
         "reconcileConcurrency": CONCURRENCY,

@@ -83,16 +83,23 @@ def _check_version(folder: Path, chart: Chart) -> None:
 def read_manifests(folder: Path) -> Objects:
     """All objects of a folder's files, in the order of the files' names."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found: Objects = []
+    documents: list[Any] = []
     for path in _files(folder):
-        for one in yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader):
-            inner = one if isinstance(one, list) else [one]
-            for each in cast("list[Any]", inner):
-                found += each["items"] if isinstance(each, dict) and each.get("kind") == "List" else [each]
-    wrong = next((one for one in found if not (isinstance(one, dict) and one.get("kind"))), None)
+        documents += yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader)
+    found = [one for document in documents for one in _items(document)]
+    wrong = next((one for one in found if not (isinstance(one, dict) and "kind" in one)), None)
     if wrong is not None:
         raise ConfigError(f"{folder} holds what is no Kubernetes object: {str(wrong)[:80]!r}")
-    return found
+    return cast(Objects, found)
+
+
+def _items(document: Any) -> list[Any]:
+    """The objects of one document, which may be a list of them in either form."""
+    if isinstance(document, list):
+        return [one for inner in cast("list[Any]", document) for one in _items(inner)]
+    if isinstance(document, dict) and cast("dict[str, Any]", document).get("kind") == "List":
+        return list(cast("dict[str, Any]", document)["items"])
+    return [document]
 
 
 def _files(folder: Path) -> list[Path]:

@@ -81,13 +81,14 @@ def test_an_image_is_taken_apart_as_charts_want_it() -> None:
 
 
 def test_kueue_is_told_what_to_queue_and_when_to_give_up() -> None:
-    config = Kueue(chart=chart("oci://x"), queues=[Queue(name="research")], wait_for_pods_ready="15m")
+    plain = Kueue(chart=chart("oci://x"), queues=[Queue(name="research")])
+    config = plain.model_copy(update={"wait_for_pods_ready": 900.0})
     values = kueue.operator(config).values
     text = values["managerConfig"]["controllerManagerConfigYaml"]
     told = yaml.safe_load(text)
     assert told["integrations"]["frameworks"] == ["batch/job", "ray.io/rayjob", "ray.io/raycluster"]
     assert told["waitForPodsReady"]["timeout"] == "900s"
-    assert "waitForPodsReady" not in kueue.configuration(config.model_copy(update={"wait_for_pods_ready": None}))
+    assert "waitForPodsReady" not in kueue.configuration(plain)
 
 
 def test_a_setting_that_an_older_kueue_refuses_is_refused_here() -> None:
@@ -100,7 +101,7 @@ def test_a_setting_that_an_older_kueue_refuses_is_refused_here() -> None:
 
 def test_kuberay_is_never_throttled_below_what_it_asks_for() -> None:
     for cores in (0.1, 8.0):
-        operator = kuberay.operator(KubeRay(chart=chart("oci://x"), cpu=str(cores), memory="1Gi"))
+        operator = kuberay.operator(KubeRay(chart=chart("oci://x")).model_copy(update={"cpu": cores}))
         limit = float(operator.resources["limits"]["cpu"])
         assert limit >= max(cores, 1.0)
         assert operator.values["reconcileConcurrency"] > 1

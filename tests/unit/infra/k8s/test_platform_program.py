@@ -12,7 +12,8 @@ from infra.policy.resource import Resource, Settings
 from infra.policy.rules import check
 from spec.errors import ConfigError
 from spec.facts import ClusterFacts
-from tests.builders.platforms import KUBECONFIG, PLATFORMS, chart_folders, outputs, run_platform
+from tests.builders.platforms import KUBECONFIG, PLATFORMS, chart_folders, outputs, region_facts, run_platform
+from tests.builders.recorded_clouds import run_shipped
 
 EAST = "prod.us-east5.platform"
 CENTRAL = "prod.us-central1.platform"
@@ -133,3 +134,19 @@ def test_no_rule_refuses_a_shipped_platform(name: str) -> None:
         for one in run_platform(name).resources
     ]
     assert [str(one) for one in check(declared, settings=settings) if one.severity == "refuse"] == []
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_a_platform_builds_on_what_its_region_really_exports(name: str) -> None:
+    region = run_shipped(region_of(name))
+    recorded = run_platform(name, region={"facts": region.outputs["facts"], "kubeconfig": KUBECONFIG})
+    facts = ClusterFacts.model_validate(recorded.outputs["facts"])
+    assert [pool.name for pool in facts.pools] == [pool.name for pool in region_facts(region_of(name)).pools]
+    subnets = {one.inputs["name"] for one in region.of("gcp:compute/subnetwork:Subnetwork")}
+    named = [one.inputs["spec"] for one in recorded.of("kubernetes:networking.gke.io/v1:GKENetworkParamSet")]
+    assert {one["vpcSubnet"] for one in named} <= subnets
+    assert all(isinstance(one["vpc"], str) for one in named)
+
+
+def region_of(platform: str) -> str:
+    return platform.removesuffix(".platform")

@@ -37,6 +37,10 @@ def of(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
 
 
+def identity(one: dict[str, Any]) -> tuple[str, str, str]:
+    return one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", "")
+
+
 def quota(queue: dict[str, Any], flavor: str, resource: str, field: str = "nominalQuota") -> str | None:
     [group] = queue["spec"]["resourceGroups"]
     [found] = [one for one in group["flavors"] if one["name"] == flavor]
@@ -60,8 +64,7 @@ def test_a_platform_tells_kueue_what_the_test_bed_tells_it() -> None:
         {"a3-mega": 3, "a3-ultra": 4}, real=real, namespaces=NAMESPACES, selector=bed_facts.MANAGED
     )
     ours = rendered(config, facts)
-    key = lambda one: (one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", ""))  # noqa: E731
-    assert sorted(ours, key=key) == sorted(expected, key=key)
+    assert sorted(ours, key=identity) == sorted(expected, key=identity)
 
 
 def test_gpu_flavors_come_first_and_carry_their_taint() -> None:

@@ -1,0 +1,77 @@
+"""What stacks/Pulumi.local.*.yaml leave open because it differs between machines: sizes, images, folders of charts.
+
+Kueue comes from its chart inside its Go module, KubeRay from the manifests inside its own, rendered into a folder: the
+same sources that the bed installs by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.bed import images, kuberay, kueue
+from tools.bed.facts import CPU_REQUEST_SHARE
+from tools.binaries import cache_folder, module_folder
+
+SYSTEM_CPU, SYSTEM_GIB = 0.5, 2.0
+"""Left to the bed's own pods."""
+SMALLEST_CPU, SMALLEST_GIB = 0.5, 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Values of the configuration by path, and environment of the program."""
+
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def region(name: str) -> Settings:
+    """Of a region stack: what the one real node offers to experiments."""
+    del name
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = max(SMALLEST_CPU, (os.cpu_count() or 1) - SYSTEM_CPU)
+    memory = max(SMALLEST_GIB, gib - SYSTEM_GIB)
+    return Settings(values={"cpu_pool.cpu": cores, "cpu_pool.memory": f"{int(memory)}Gi"})
+
+
+def platform(name: str, *, say: Callable[[str], None]) -> Settings:
+    """Of a platform stack: images that were built here, folders that pods see, sources of the operators."""
+    del name
+    built = {recipe.name: recipe.reference for recipe in images.all_recipes()}
+    mounts = [
+        {"name": f"host-{index}", "host_path": str(path), "mount_path": str(path)}
+        for index, path in enumerate(images.mounts())
+    ]
+    say("charts of Kueue and KubeRay: from their Go modules")
+    return Settings(
+        values={
+            "kueue.image": built["kueue"],
+            "kuberay.image": built["kuberay"],
+            "site.image": built["hostroot"],
+            "site.mounts": mounts,
+            "site.cpu_request_share": CPU_REQUEST_SHARE,
+        },
+        environment={
+            "GKR_KUEUE_CHART": str(module_folder("kueue", kueue.MODULE) / "charts" / "kueue"),
+            "GKR_KUBERAY_CHART": str(kuberay_manifests(built["kuberay"])),
+        },
+    )
+
+
+def kuberay_manifests(image: str) -> Path:
+    """A folder with KubeRay's manifests, as the bed would apply them."""
+    objects = [one for one in kuberay.objects(image) if one["kind"] != "Namespace"]
+    folder = cache_folder() / "charts" / "kuberay"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    path = folder / "all.json"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        fresh = folder / "all.new"
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    return folder
