@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pulumi import automation
 from pulumi.automation import errors
@@ -45,14 +46,12 @@ class Stack:
         stack = self._open(create=True)
         with _environment(self.environment):
             try:
-                stack.preview(
-                    on_event=record.take, program=self.declare(self.name, self.config), suppress_progress=True
-                )
+                stack.preview(on_event=record.take, program=made, suppress_progress=True)
             except errors.CommandError as error:
                 if not record.errors():
                     raise self._failed(error, record, action="preview") from None
         digest = record.digest()
-        return read_preview(_json(digest), stack=self.name), digest
+        return read_preview(json.dumps(digest), stack=self.name), digest
 
     def up(self) -> dict[str, int]:
         """Make it so; number of resources by what was done."""
@@ -87,7 +86,10 @@ class Stack:
 
     def state(self) -> dict[str, Any]:
         """The state as the engine keeps it: what is secret is encrypted in it."""
-        return dict(self._open(create=False, seconds=_QUICK_SECONDS).export_stack().deployment or {})
+        engine = Engine(self.place.home, seconds=_QUICK_SECONDS)
+        arguments = ["stack", "export", "--stack", self.name]
+        found = engine.run(arguments, str(self.place.work(self.name)), self.place.environment())
+        return cast("dict[str, Any]", json.loads(found.stdout)["deployment"])
 
     def _open(self, *, create: bool, seconds: float = 0.0) -> automation.Stack:
         work = self.place.work(self.name)
@@ -131,12 +133,6 @@ class Stack:
             hint = f"what was made is in the state; when there are machines again: make up STACK={self.name}"
             return RefusedError(message, hint=hint)
         return GkrError(message, hint=f"what was done is in the state; run make {action} STACK={self.name} to go on")
-
-
-def _json(digest: Mapping[str, Any]) -> str:
-    import json
-
-    return json.dumps(digest)
 
 
 @contextmanager

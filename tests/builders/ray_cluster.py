@@ -24,6 +24,10 @@ from tests.builders.local_runs import REPOSITORY
 
 BIN = Path(sys.executable).parent
 HEAD_SECONDS = 20.0
+_PORTS = (
+    "node-manager", "object-manager", "dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent",
+    "metrics-export",
+)  # fmt: skip
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
@@ -59,6 +63,7 @@ class RayCluster:
     folder: Path
     port: int
     first_address: int
+    first_port: int = 20_000
     pods: dict[str, Pod] = field(default_factory=dict[str, Pod])
     driver: subprocess.Popen[bytes] | None = None
     drivers: int = 0
@@ -129,12 +134,18 @@ class RayCluster:
     def _run(self, pod: Pod) -> None:
         pod.run_dir.mkdir(parents=True, exist_ok=True)
         pod.starts += 1
+        first = self.first_port + 100 * list(self.pods.values()).index(pod)
         command = f"{BIN}/ray start --block --node-ip-address={pod.address} --object-store-memory={80 * 2**20} "
         command += f"--temp-dir={self._ray_dir / f'{pod.unique}-{pod.starts}'} "  # names collide in a common one
+        # So do ports: one that is taken ends the raylet, and `ray start` waits for it all the same.
+        command += "".join(f"--{name}-port={first + index} " for index, name in enumerate(_PORTS))
+        command += f"--min-worker-port={first + 20} --max-worker-port={first + 99} "
         if pod.role == "head":
             command += f"--head --port={self.port} --num-cpus=0 --include-dashboard=false"
-        else:
-            command += f"--address={self._head} --num-cpus=1 --resources='{json.dumps(pod.resources)}'"
+        else:  # as the init container of a worker pod does
+            wait = f"until {BIN}/ray health-check --address {self._head} >/dev/null 2>&1; do sleep 1; done; "
+            command = f"{wait}exec {command}--address={self._head} --num-cpus=1"
+            command += f" --resources='{json.dumps(pod.resources)}'"
         with (pod.run_dir / f"container-{pod.starts}.txt").open("wb") as output:
             pod.process = subprocess.Popen(
                 [sys.executable, "-m", "training.pod", "--role", pod.role, "--", "bash", "-c", command],
@@ -181,7 +192,7 @@ class RayCluster:
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
-            "RAY_raylet_start_wait_time_s": "120",
+            "RAY_raylet_start_wait_time_s": "60",
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",

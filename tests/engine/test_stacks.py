@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pulumi
 import pytest
 from pulumi_gcp import compute
@@ -100,10 +102,8 @@ class Fabric(pulumi.ComponentResource):
         )  # fmt: skip
 
 
-def test_a_rename_with_an_alias_is_no_change_and_without_one_is_refused(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    small = world(tmp_path_factory.mktemp("alias"))
+def test_a_rename_with_an_alias_is_no_change_and_without_one_is_blocked(tmp_path: Path) -> None:
+    small = world(tmp_path)
     small.stack("dev.global", declare=declares(lambda: Fabric("one", network="before"))).up()
     renamed = declares(lambda: Fabric("one", network="after", aliases=[pulumi.Alias(name="before")]))
     assert set(small.preview("dev.global", declare=renamed).counts) == {"same"}
@@ -112,11 +112,11 @@ def test_a_rename_with_an_alias_is_no_change_and_without_one_is_refused(
     assert bare.blocks
 
 
-def test_the_double_refuses_what_the_provider_does_not_have(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_double_refuses_what_the_provider_does_not_have(tmp_path: Path) -> None:
     def misspelt() -> None:
         given = {"name": "net-1", "project": "example", "autoCreateSubnets": False}
         pulumi.CustomResource("gcp:compute/network:Network", "net-1", given)
 
-    stack = world(tmp_path_factory.mktemp("typo")).stack("dev.global", declare=declares(misspelt))
+    stack = world(tmp_path).stack("dev.global", declare=declares(misspelt))
     preview, _ = stack.preview()
     assert any("autoCreateSubnets" in one.message for one in preview.diagnostics)

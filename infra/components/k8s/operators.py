@@ -87,9 +87,9 @@ def read_manifests(folder: Path) -> Objects:
     for path in _files(folder):
         documents += yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader)
     found = [one for document in documents for one in _items(document)]
-    wrong = next((one for one in found if not (isinstance(one, dict) and "kind" in one)), None)
-    if wrong is not None:
-        raise ConfigError(f"{folder} holds what is no Kubernetes object: {str(wrong)[:80]!r}")
+    wrong = [index for index, one in enumerate(found) if not isinstance(one, dict) or "kind" not in one]
+    if wrong:
+        raise ConfigError(f"{folder} holds what is no Kubernetes object: {str(found[wrong[0]])[:80]!r}")
     return cast(Objects, found)
 
 
