@@ -129,7 +129,9 @@ def cluster_facts(
         services=dict(services or {}),
         syncer=None
         if syncer is None
-        else SyncerPorts(control_port=syncer.control_port, bulk_port=syncer.bulk_port, host=syncer.host),
+        else SyncerPorts(
+            control_port=syncer.control_port, bulk_port=syncer.bulk_port, host=syncer.host, routed=syncer.reserved
+        ),
         namespaces=list(config.namespaces),
         site=site,
     )

@@ -49,7 +49,7 @@ def service(plan: Plan, syncer: SyncerPlan) -> dict[str, Any]:
         ],
         "selector": labels.selector(plan, role=names.SYNCER),
     }
-    if _is_address(syncer.outer_host):  # a name is somebody else's to route
+    if _is_address(syncer.outer_host) and not syncer.outer_routed:  # a name is somebody else's to route
         spec["externalIPs"] = [syncer.outer_host]
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(plan, syncer), "spec": spec}
 
@@ -84,7 +84,10 @@ def job(plan: Plan, syncer: SyncerPlan) -> dict[str, Any]:
     spec["restartPolicy"] = "OnFailure"
     metadata = {
         "annotations": labels.plan_annotations(plan),
-        "labels": labels.labels(plan, role=names.SYNCER, group=names.SYNCER),
+        "labels": {
+            **labels.labels(plan, role=names.SYNCER, group=names.SYNCER),
+            **(labels.OUTER if syncer.outer_host else {}),
+        },
     }
     deadline = plan.timeouts.queue + plan.timeouts.start + plan.timeouts.run
     return {

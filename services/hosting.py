@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from ray.exceptions import RayError
 from services.registry import CLASSES, load_class
 from services.server import Server
 from services.service import ServiceContext
-from spec.errors import GkrError
+from spec.errors import GkrError, UnreachableError
 from spec.plan import LearnerPlan, ServicePlan
 from spec.services import Directory, Replica, ServiceKind
 
@@ -33,6 +34,7 @@ MAX_FRUITLESS_STARTS = 3
 _HUNG_SECONDS = 60.0
 _START_SECONDS = 300.0
 _STATS_SECONDS = 30.0
+_JOIN_SECONDS = 1.0
 
 REPLICA_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -102,14 +104,17 @@ class _ReplicaActor:
         """Where it was placed: the first call."""
         return str(ray.util.get_node_ip_address())
 
-    def start(self, *, path: str, context: ServiceContext, queue_depth: int, incarnation: int) -> _Started:
+    def start(
+        self, *, path: str, context: ServiceContext, queue_depth: int, incarnation: int, port: int | None
+    ) -> _Started:
         """Load the service, prove that it answers, and listen on this node's own address, where clients of other nodes
-        reach it (never 0.0.0.0: a replica trusts its network)."""
+        reach it (never 0.0.0.0: a replica trusts its network). Without a port it takes a free one."""
         context = replace(context, cache_dir=run_folder() / context.cache_dir)
         try:
             service = load_class(path)(context)
             service.warm_up()
-            server = Server(service, queue_depth=queue_depth, incarnation=incarnation, bind=f"tcp://{self.greet()}:*")
+            bind = f"tcp://{self.greet()}:{'*' if port is None else port}"
+            server = Server(service, queue_depth=queue_depth, incarnation=incarnation, bind=bind)
             endpoint = server.start()
         except GkrError as error:
             logging.getLogger(__name__).error("%s cannot start: %s", context.name, error)  # noqa: TRY400 - our wording
@@ -162,6 +167,8 @@ class _Slot:
     plan: ServicePlan
     index: int
     log_path: str
+    port: int | None = None
+    """Where each of its starts listens; None: wherever there is room."""
     incarnation: int = 0
     actor: Any = None
     placing: Any = None
@@ -196,6 +203,7 @@ class ServiceHosts:
         log_dir: str,
         placement_seconds: float,
         classes: Mapping[ServiceKind, str],
+        first_port: int | None = None,
     ) -> None:
         self._learner = learner.name
         self._manifest = manifest
@@ -215,6 +223,9 @@ class ServiceHosts:
             if not plan.shared_endpoints
             for index in range(plan.replicas)
         ]
+        if first_port is not None:
+            for place, slot in enumerate(self._slots):
+                slot.port = first_port + place
         self._closed = False
         for slot in self._slots:
             self._launch(slot)
@@ -307,6 +318,7 @@ class ServiceHosts:
             ),
             queue_depth=slot.plan.queue_depth,
             incarnation=slot.incarnation,
+            port=slot.port,
         )
 
     def _take_start(self, slot: _Slot) -> None:
@@ -404,11 +416,14 @@ def start_services(
     log_dir: str,
     placement_seconds: float = _START_SECONDS,
     classes: Mapping[ServiceKind, str] = CLASSES,
+    first_port: int | None = None,
 ) -> ServiceHosts:
     """Begin to start all replicas of a learner; returns at once, `poll` tells when each is ready.
 
     Needs an initialised Ray whose nodes offer `gkr_service_<name>`. Folders are relative to the run's folder of the
-    machine that a replica gets (GKR_RUN_DIR), for which it may wait `placement_seconds`. GPUs are reserved.
+    machine that a replica gets (GKR_RUN_DIR), for which it may wait `placement_seconds`. GPUs are reserved. With
+    `first_port` the replicas listen there and on the ports that follow, in the plan's order, instead of where there is
+    room: for services that clients find by an address that was known before.
     """
     return ServiceHosts(
         learner,
@@ -417,4 +432,29 @@ def start_services(
         log_dir=log_dir,
         placement_seconds=placement_seconds,
         classes=classes,
+        first_port=first_port,
     )
+
+
+def join_ray(address: str, *, deadline_seconds: float) -> None:
+    """Join the Ray instance at HOST:PORT, which may still be starting. Raises UnreachableError at the deadline."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    host, _, port = address.rpartition(":")
+    limit = time.monotonic() + deadline_seconds
+    while True:  # Ray's own patience with an address that nobody listens at is a minute and more
+        try:
+            with socket.create_connection((host, int(port)), timeout=_JOIN_SECONDS):
+                break
+        except OSError as error:
+            if time.monotonic() > limit:
+                raise UnreachableError(f"no Ray at {address} within {deadline_seconds:g} s: {error}") from error
+            time.sleep(_JOIN_SECONDS)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="services")
+    except (ConnectionError, RayError, RuntimeError) as error:
+        raise UnreachableError(f"Ray at {address} cannot be joined: {error}") from error
+
+
+def leave_ray() -> None:
+    """Leave it again; actors of this process end."""
+    ray.shutdown()

@@ -53,6 +53,8 @@ class SyncerPorts(Record):
     bulk_port: int
     host: str = ""
     """Address at which pods of other regions reach a syncer of this cluster; empty: none does."""
+    routed: bool = False
+    """The platform brings what arrives at `host` to the syncer; else the syncer's own Service claims the address."""
 
 
 class HostMount(Record):

@@ -104,6 +104,8 @@ class SyncerPlan(Record):
     memory: StoredBytes = 2 * 2**30
     outer_host: str = ""
     """Address at which learners of other clusters reach it; empty when all are in its own."""
+    outer_routed: bool = False
+    """The platform of its cluster brings what arrives there to it; nothing has to claim the address."""
     control_port: int
     """0 on the local backend: the syncer binds what it gets and publishes it."""
     bulk_port: int

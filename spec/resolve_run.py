@@ -214,6 +214,7 @@ def syncer_of(
         namespace=home.namespaces[0],
         image=image_of(experiment, home),
         outer_host=home.syncer.host if home.syncer and crosses else "",
+        outer_routed=bool(home.syncer and crosses and home.syncer.routed),
         control_port=home.syncer.control_port if home.syncer else 0,
         bulk_port=home.syncer.bulk_port if home.syncer else 0,
         store=f"{base}/sync",

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,7 +271,7 @@ def _check_go() -> None:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def _locked() -> Generator[None]:
     """One build at a time: two would double each other's time and race for one folder."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)

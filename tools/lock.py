@@ -22,7 +22,13 @@ FLAGS = [
     "--no-annotate",
     "--quiet",
 ]
-ROLES = {"cli": ["cli"], "services": ["services", "encoder"], "training": ["training"], "infra": ["infra"], "dev": ["dev"]}
+ROLES = {
+    "cli": ["cli"],
+    "services": ["services", "encoder"],
+    "training": ["training"],
+    "infra": ["infra"],
+    "dev": ["dev"],
+}
 
 
 def main() -> int:

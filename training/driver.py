@@ -34,6 +34,7 @@ from spec.shards import Manifest, open_manifest
 from storage import file_path, open_bucket, split_uri
 from training.agent import group_resource
 from training.attempts import Attempts, History, previous_attempts
+from training.conclusion import publish_summary
 from training.evaluation import Evaluation
 from training.event_log import EventLog
 from training.options import Options, parse
@@ -105,9 +106,19 @@ def _drive_alone(plan: Plan, *, options: Options) -> int:
         finally:
             if not outbox.close(deadline_seconds=LAST_SHIP_SECONDS):
                 log.warning("events are not all in the bucket after %g s", LAST_SHIP_SECONDS)
+        if not code and learner.name == plan.home.name:
+            _conclude(plan)
         if code:  # Ray keeps the end of what a job prints: this line is what people read first
             say.write(f"{_last_error(outbox.path) or f'ended with code {code}'}\n".encode())
     return code
+
+
+def _conclude(plan: Plan) -> None:
+    """A summary that cannot be written does not undo a finished run: `gkr report` makes one from the events."""
+    try:
+        publish_summary(plan)
+    except GkrError as error:
+        log.warning("summary.json is not in the bucket: %s", error)
 
 
 class Cancelled(BaseException):
@@ -189,6 +200,7 @@ class Driver:
     def _own_ray(self) -> dict[str, Any]:
         cpus = sum(node.cpu for node in self.learner.nodes) + sum(s.cpu * s.replicas for s in self.learner.services)
         return {
+            "address": "local",  # never one that somebody else left running on this machine
             "num_cpus": max(1, round(cpus + 0.5)),
             "num_gpus": 0,
             "resources": _resources(self.learner),

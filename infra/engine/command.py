@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO
@@ -41,7 +41,7 @@ class Engine(PulumiCommand):
         self,
         args: Sequence[str],
         cwd: str,
-        additional_env: dict[str, str],
+        additional_env: Mapping[str, str],
         on_output: Line | None = None,
         on_error: Line | None = None,
     ) -> CommandResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -95,18 +95,12 @@ class Stack:
         work = self.place.work(self.name)
         work.mkdir(parents=True, exist_ok=True)
         runtime = automation.ProjectRuntimeInfo("python")
-        settings = automation.ProjectSettings(PROJECT, runtime=runtime) if self.place.double else None
-        options = automation.LocalWorkspaceOptions(
+        workspace = automation.LocalWorkspace(
             work_dir=str(work),
             env_vars=self.place.environment(),
             pulumi_command=Engine(self.place.home, seconds=seconds or self.seconds),
-            project_settings=settings,
-        )
-        workspace = automation.LocalWorkspace(
-            work_dir=options.work_dir,
-            env_vars=options.env_vars,
-            pulumi_command=options.pulumi_command,
-            project_settings=options.project_settings,
+            # Against Google Cloud the repository's own Pulumi.yaml says it, with the folder of stack files.
+            project_settings=automation.ProjectSettings(PROJECT, runtime=runtime) if self.place.double else None,
             program=self.declare(self.name, self.config),
         )
         try:
@@ -136,7 +130,7 @@ class Stack:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def _environment(values: Mapping[str, str]) -> Generator[None]:
     """Set for the program, which reads what differs between machines from there."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

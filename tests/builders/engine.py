@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def declares(run: Callable[[], object]) -> Callable[[str, AnyStack], Program]:
 
 
 @contextlib.contextmanager
-def changed(target: object, name: str, value: object) -> Iterator[None]:
+def changed(target: object, name: str, value: object) -> Generator[None]:
     """Code of ours as a change to the repository would leave it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, name, value)

@@ -47,7 +47,7 @@ def bed(index: int = 0, *, host: str = "") -> ClusterFacts:
         region=f"bed-{index}",
         backend="kubernetes",
         pools=[MachinePool(name="cpu", machine="local-cpu", nodes=16, cpu=2, memory=24 * GIB)],
-        bucket="s3://gkr",
+        bucket="s3://gkr-bed" if index == 0 else f"s3://gkr-bed-{index}",
         queues=["research"],
         syncer=SyncerPorts(control_port=7070, bulk_port=7071, host=host),
         namespaces=["gkr-0", "gkr-1"],

@@ -86,7 +86,7 @@ def read_manifests(folder: Path) -> Objects:
     documents: list[Any] = []
     for path in _files(folder):
         documents += yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader)
-    found = [one for document in documents for one in _items(document)]
+    found: list[Any] = [one for document in documents for one in _items(document)]
     wrong = [index for index, one in enumerate(found) if not isinstance(one, dict) or "kind" not in one]
     if wrong:
         raise ConfigError(f"{folder} holds what is no Kubernetes object: {str(found[wrong[0]])[:80]!r}")

@@ -33,6 +33,7 @@ ECHO = "tests.builders.echo:Echo"
 @pytest.fixture(scope="module")
 def small_ray() -> Generator[None]:
     ray.init(
+        "local",
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=80 * 2**20,
