@@ -13,15 +13,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from infra.engine import tools
 from infra.engine.place import Place, place
+from infra.engine.rendering import rendered
 from infra.engine.stacks import Stack
 from infra.engine.targets import Only, below, load, members, shipped
 from infra.policy.stacks import settings_for
+from infra.programs import program
 from infra.review.__main__ import summary
 from infra.review.comment import comment
 from infra.review.preview import Preview
@@ -96,7 +98,8 @@ def open_stack(request: Request, name: str, where: Place) -> Stack:
     local = tools.local(name, double=request.double, say=request.say)
     own = request.overrides if name in members(request.target, only=request.only) else ()
     config = load(name, overrides=(*local.overrides, *own)).value
-    return Stack(name, config, where, request.say, request.seconds, local.environment)
+    declare = program if local.cluster else rendered(program, folder=where.folder / "rendered")
+    return Stack(name, config, where, request.say, request.seconds, local.environment, declare)
 
 
 def _preview(request: Request, names: list[str], where: Place) -> int:
@@ -177,7 +180,7 @@ def _bring_up(request: Request, names: Sequence[str], where: Place) -> None:
     for name in names:
         request.say(f"{name}: is not up; bringing it up{' aside' if where.reads_only else ''} with the double")
         quiet = open_stack(request, name, where)
-        Stack(name, quiet.config, where, _silent, request.seconds, quiet.environment).up()
+        replace(quiet, say=_silent).up()
 
 
 def _silent(text: str) -> None:

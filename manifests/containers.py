@@ -16,6 +16,8 @@ _DEFAULTS = {
     # How long a raylet whose head is gone waits for it. A new head is a new Ray cluster, so waiting only delays the
     # pod's restart, which joins the new one; shorter than a busy head may pause would restart pods for nothing.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+    # Ray gives its own processes 30 s to start, too short where many pods start on one busy machine.
+    "RAY_raylet_start_wait_time_s": "120",
 }
 """What a person's `env` may override."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}

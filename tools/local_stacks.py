@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tools.bed import images, kuberay, kueue
 from tools.bed.facts import CPU_REQUEST_SHARE
+from tools.bed.holder import holder
+from tools.bed.layout import MOST_REGIONS, beds
 from tools.binaries import cache_folder, module_folder
 
 SYSTEM_CPU, SYSTEM_GIB = 0.5, 2.0
@@ -30,37 +32,56 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def region(name: str) -> Settings:
+def is_up(name: str) -> bool:
+    """Whether the bed that stands for a region is there."""
+    return any(one.region == name and holder(one) is not None for one in beds(MOST_REGIONS))
+
+
+def region() -> Settings:
     """Of a region stack: what the one real node offers to experiments."""
-    del name
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = max(SMALLEST_CPU, (os.cpu_count() or 1) - SYSTEM_CPU)
     memory = max(SMALLEST_GIB, gib - SYSTEM_GIB)
     return Settings(values={"cpu_pool.cpu": cores, "cpu_pool.memory": f"{int(memory)}Gi"})
 
 
-def platform(name: str, *, say: Callable[[str], None]) -> Settings:
+def platform() -> Settings:
     """Of a platform stack: images that were built here, folders that pods see, sources of the operators."""
-    del name
-    built = {recipe.name: recipe.reference for recipe in images.all_recipes()}
+    built = _images()
     mounts = [
         {"name": f"host-{index}", "host_path": str(path), "mount_path": str(path)}
         for index, path in enumerate(images.mounts())
     ]
-    say("charts of Kueue and KubeRay: from their Go modules")
-    return Settings(
-        values={
-            "kueue.image": built["kueue"],
-            "kuberay.image": built["kuberay"],
-            "site.image": built["hostroot"],
-            "site.mounts": mounts,
-            "site.cpu_request_share": CPU_REQUEST_SHARE,
-        },
-        environment={
-            "GKR_KUEUE_CHART": str(module_folder("kueue", kueue.MODULE) / "charts" / "kueue"),
-            "GKR_KUBERAY_CHART": str(kuberay_manifests(built["kuberay"])),
-        },
-    )
+    values = {
+        "kueue.image": built["kueue"],
+        "kuberay.image": built["kuberay"],
+        "site.image": built["hostroot"],
+        "site.mounts": mounts,
+        "site.cpu_request_share": CPU_REQUEST_SHARE,
+    }
+    return Settings(values=values, environment=_sources(built["kuberay"]))
+
+
+def charts() -> Settings:
+    """Of a platform stack of any environment: only the operators: the modules' charts name no released image."""
+    built = _images()
+    values = {
+        "kueue.chart.source": "$GKR_KUEUE_CHART",
+        "kueue.image": built["kueue"],
+        "kuberay.chart.source": "$GKR_KUBERAY_CHART",
+    }
+    return Settings(values=values, environment=_sources(built["kuberay"]))
+
+
+def _images() -> dict[str, str]:
+    return {recipe.name: recipe.reference for recipe in images.all_recipes()}
+
+
+def _sources(kuberay_image: str) -> dict[str, str]:
+    return {
+        "GKR_KUEUE_CHART": str(module_folder("kueue", kueue.MODULE) / "charts" / "kueue"),
+        "GKR_KUBERAY_CHART": str(kuberay_manifests(kuberay_image)),
+    }
 
 
 def kuberay_manifests(image: str) -> Path:

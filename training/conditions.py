@@ -18,7 +18,7 @@ import numpy as np
 from services.wire.messages import EncodeArgs, EncodeReply
 from spec.errors import ConfigError
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 300.0
 """Longest wait for one answer: covers the restart of a replica, which imports its model again."""
 REQUEST_CAPTIONS = 16
 """Captions of one request: small, so that a rank's queue is shared fairly."""

@@ -27,6 +27,8 @@ class Local:
 
     overrides: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    cluster: bool = True
+    """Something answers as the cluster of its region."""
 
 
 def prepare(where: Place, *, platform: bool) -> None:
@@ -40,16 +42,24 @@ def prepare(where: Place, *, platform: bool) -> None:
 
 
 def local(stack: str, *, double: bool, say: Callable[[str], None]) -> Local:
-    """Sizes, images and folders of this machine for a stack of the local environment; nothing for all others."""
+    """Sizes, images and folders of this machine for a stack of the local environment; for others with the double, the
+    operators' charts, since there is no registry to pull them from.
+    """
     name = parse_stack_name(stack)
-    if name.environment != LOCAL or name.kind == "global":
-        return Local()
-    if not double:
+    on_bed = name.environment == LOCAL and name.kind != "global"
+    if on_bed and not double:
         raise ConfigError(f"{stack} is a test bed's", hint=f"CLOUD=double: make up STACK={stack} CLOUD=double")
-    bed: Any = importlib.import_module("tools.local_stacks")
-    found = bed.region(name.region) if name.kind == "region" else bed.platform(name.region, say=say)
+    if not double or name.kind == "global" or (name.kind == "region" and not on_bed):
+        return Local()
+    own: Any = importlib.import_module("tools.local_stacks")
+    if not on_bed:
+        say(f"{stack}: charts of Kueue and KubeRay from their Go modules, not from the configured registry")
+        found, there = own.charts(), False
+    else:
+        there = own.is_up(name.region)
+        found = own.region() if name.kind == "region" else own.platform()
     overrides = tuple(f"{path}={json.dumps(value)}" for path, value in found.values.items())
-    return Local(overrides, dict(found.environment))
+    return Local(overrides, dict(found.environment), cluster=there)
 
 
 def _built(name: str) -> Path:

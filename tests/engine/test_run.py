@@ -11,6 +11,7 @@ from infra.engine.place import place
 from infra.run import main
 from spec.errors import EXIT_CONFIG, EXIT_OK, EXIT_REFUSED
 from tests.builders.gcp_double.cloud import Cloud
+from tests.builders.platforms import IMAGE, PLATFORMS
 
 pytestmark = pytest.mark.engine
 REGION, ONLY = "dev.us-east4", ("--only", "region", "--cloud", "double")
@@ -69,4 +70,16 @@ def test_what_takes_too_long_is_interrupted_and_says_how_to_go_on(
 ) -> None:
     assert main(["preview", "dev.global", "--cloud", "double", "--deadline-minutes", "0.02"]) == 4
     assert "--deadline-minutes" in capsys.readouterr().err
+    assert cloud.things() == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_every_shipped_platform_can_be_previewed(cloud: Cloud, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Its environment and region are brought up aside; on a bed that is up, its API server answers."""
+    by_digest = () if name.startswith("local.") else ("--set", f"site.image={IMAGE}")
+    assert main(["preview", name, "--cloud", "double", "-o", "json", *by_digest]) == EXIT_OK, capsys.readouterr()
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["stack"], found["blocked"]) == (name, [])
+    assert 60 < found["counts"]["create"] < 300
     assert cloud.things() == []

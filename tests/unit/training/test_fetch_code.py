@@ -76,6 +76,7 @@ def test_code_that_was_never_uploaded_names_the_remedy(tmp_path: Path) -> None:
         archive(links=(("a/out", "../../etc"),)),
         archive(("device", None)),
     ],
+    ids=["parent", "absolute", "dots", "link", "link-inside", "device"],
 )
 def test_members_that_leave_the_folder_are_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "code.tar.gz"
