@@ -4,7 +4,7 @@ EXPERIMENT ?= recipes/digits.yaml
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help setup train test check fix lock bench schemas clean tools cluster cluster-down e2e image
+.PHONY: help setup train test check fix lock bench schemas clean tools cluster cluster-down e2e image preview up down
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ train: setup ## train on this machine: EXPERIMENT=path SET="a.b=c ..."
 	@$(BIN)/gkr launch $(EXPERIMENT) $(foreach pair,$(SET),--set $(pair))
 
 test: setup ## every test that needs neither root nor a cluster nor a GPU
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not cluster and not engine and not images"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not cluster and not engine and not images and not loopback"
 
 check: setup ## format, lint, types, import rules, generated files
 	@$(BIN)/python tools/check.py
@@ -35,6 +35,15 @@ e2e: setup ## tests that need a cluster or the Pulumi engine, on that cluster or
 
 image: setup ## build an image: NAME=trainer [PUSH=registry/path] [BASE=image]
 	@$(BIN)/python -m tools.image $(NAME) $(if $(PUSH),--push $(PUSH)) $(if $(BASE),--base $(BASE))
+
+preview: setup ## what a stack would change: STACK=name [CLOUD=double] [ONLY=platform|region] [LABEL=allow-loss]
+	@$(BIN)/python -m infra.run preview $(STACK) $(if $(CLOUD),--cloud $(CLOUD)) $(if $(ONLY),--only $(ONLY)) $(foreach one,$(LABEL),--label $(one))
+
+up: setup ## bring a stack up, a region with its platform: STACK=name [CLOUD=double] [ONLY=...] [LABEL=...]
+	@$(BIN)/python -m infra.run up $(STACK) $(if $(CLOUD),--cloud $(CLOUD)) $(if $(ONLY),--only $(ONLY)) $(foreach one,$(LABEL),--label $(one))
+
+down: setup ## take a stack down: STACK=name [CLOUD=double] [ONLY=...] [LABEL=...]
+	@$(BIN)/python -m infra.run down $(STACK) $(if $(CLOUD),--cloud $(CLOUD)) $(if $(ONLY),--only $(ONLY)) $(foreach one,$(LABEL),--label $(one))
 
 fix: setup ## format and mend what the linter can mend
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

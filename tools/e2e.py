@@ -1,4 +1,4 @@
-"""Tests that need a cluster or the Pulumi engine: `make e2e`.
+"""Tests that need a cluster: `make e2e`; with `-m engine` those that need the Pulumi engine.
 
 On the cluster of KUBECONFIG if that is given, which is left as it was found; else on the one-node cluster of `tools.bed`,
 which is built and brought up before and taken down after, also after a failure. One deadline over the tests.
@@ -14,10 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from tools.binaries import CLUSTER_TOOLS
+
 ROOT = Path(__file__).resolve().parent.parent
 UP_SECONDS = 300
 DOWN_SECONDS = 180
-MARKERS = "(cluster or engine) and not gpu and not images"
+MARKERS = "cluster and not engine and not gpu and not images"
 
 
 def main() -> int:
@@ -30,7 +32,8 @@ def main() -> int:
     if os.environ.get("KUBECONFIG"):
         return _test(rest, options.markers, minutes=options.deadline_minutes)
     started = time.monotonic()
-    code = _run([sys.executable, "tools/binaries.py"], seconds=3600)
+    engine = ["pulumi", "pulumi-kubernetes"] if "engine" in options.markers.replace("not engine", "") else []
+    code = _run([sys.executable, "tools/binaries.py", *CLUSTER_TOOLS, *engine], seconds=3600)
     if code:
         return code
     _say(f"tools: {time.monotonic() - started:.0f} s")

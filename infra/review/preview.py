@@ -88,7 +88,9 @@ class Preview:
     @property
     def complete(self) -> bool:
         """Unchanged resources are in it, so that totals are totals."""
-        return any(step.kind == "same" for step in self.steps) or all(step.kind == "create" for step in self.steps)
+        return any(step.kind == "same" for step in self.steps) or all(
+            step.kind in ("create", "read") for step in self.steps
+        )
 
     def resources(self) -> list[Resource]:
         """What the stack will consist of, for the rules."""

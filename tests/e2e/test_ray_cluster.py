@@ -155,6 +155,7 @@ def reached(step: int) -> Callable[[list[Event]], bool]:
     return lambda events: any(isinstance(event, StepMetrics) and event.step >= step for event in events)
 
 
+@pytest.mark.loopback
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world", [EXPERIMENT], indirect=True)
@@ -188,6 +189,7 @@ def test_a_learner_survives_the_loss_of_every_kind_of_pod(world: World) -> None:
     assert {f"logs/east/{last}/rank-0.log", f"logs/east/{last}/rank-1.log", "logs/east/1/driver-0.log"} <= logs
 
 
+@pytest.mark.loopback
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", [COMMAND], indirect=True)
