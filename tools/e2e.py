@@ -1,7 +1,8 @@
 """Tests that need a cluster: `make e2e`; with `-m engine` those that need the Pulumi engine.
 
-On the cluster of KUBECONFIG if that is given, which is left as it was found; else on the one-node cluster of `tools.bed`,
-which is built and brought up before and taken down after, also after a failure. One deadline over the tests.
+On the cluster of KUBECONFIG if that is given, which is left as it was found; else on the one-node cluster of
+`tools.bed`, which is built and brought up before and taken down after, also after a failure. One deadline over the
+tests.
 """
 
 from __future__ import annotations

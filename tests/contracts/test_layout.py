@@ -133,7 +133,8 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom gkr.main import main\nsys.argv=['gkr','--help']\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'ray', 'pydantic', 'yaml', 'numpy', 'matplotlib', 'zmq', 'msgspec', 'rich', 'psutil', 'lightkube', 'httpx', 'obstore'}\n"
+        "heavy = {'torch', 'ray', 'pydantic', 'yaml', 'numpy', 'matplotlib', 'zmq', 'msgspec', 'rich', 'psutil'}\n"
+        "heavy |= {'lightkube', 'httpx', 'obstore', 'pulumi'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )

@@ -552,8 +552,8 @@ def test_groups_and_private_services_together_are_at_most_seven_worker_groups() 
 def test_two_buckets_of_one_name_are_refused() -> None:
     """A run across two beds once took one learner's events for the other's: both buckets were s3://gkr."""
     text = TWO_LEARNERS.replace(
-        "{name: west, cluster: us-east5, groups: [{resources: {gpu: \"H200:8\"}}]}",
-        "{name: west, cluster: us-central1, groups: [{resources: {gpu: \"H100-MEGA:8\"}}]}",
+        '{name: west, cluster: us-east5, groups: [{resources: {gpu: "H200:8"}}]}',
+        '{name: west, cluster: us-central1, groups: [{resources: {gpu: "H100-MEGA:8"}}]}',
     )
     facts = [
         one.model_copy(
