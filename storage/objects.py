@@ -240,15 +240,17 @@ class ObjectStore:
         if len(ranges) <= 1:
             yield from (self._piece(key, one, e_tag=meta["e_tag"]) for one in ranges)
             return
+        # A request ends by its own deadlines; the wait for its thread is a little longer.
+        patience = self._client.limits.retry_seconds + 2 * self._client.limits.request_seconds
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="storage") as pool:
             waiting: deque[Future[memoryview]] = deque()
             try:
                 for one in ranges:
                     waiting.append(pool.submit(self._piece, key, one, e_tag=meta["e_tag"]))
                     if len(waiting) == _PARALLEL:
-                        yield waiting.popleft().result()
+                        yield waiting.popleft().result(timeout=patience)
                 while waiting:
-                    yield waiting.popleft().result()
+                    yield waiting.popleft().result(timeout=patience)
             finally:
                 for future in waiting:
                     future.cancel()

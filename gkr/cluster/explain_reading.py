@@ -162,12 +162,17 @@ def expected_pods(plan: Plan, learner: str) -> dict[str, int]:
     return {HEAD: 1, **groups, **services}
 
 
+QUESTIONS_SECONDS = 120.0
+"""Longest wait for one question: a few requests, each of which ends by its own deadline."""
+
+
 def side_by_side(*questions: Callable[[], Any]) -> list[Any]:
     """All answers, asked at the same time."""
     if not questions:
         return []
     with ThreadPoolExecutor(max_workers=len(questions)) as pool:
-        return [one.result() for one in [pool.submit(question) for question in questions]]
+        asked = [pool.submit(question) for question in questions]
+        return [one.result(timeout=QUESTIONS_SECONDS) for one in asked]
 
 
 def optional(question: Callable[[], T], *, otherwise: T) -> T:
