@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -136,9 +137,10 @@ def test_no_more_is_prepared_ahead_than_was_asked_for(dataset: str) -> None:
 def test_descriptors_stay_constant_over_many_batches(dataset: str) -> None:
     with a_loader(dataset, workers=2) as loader:
         kept = [loader.next(SECONDS) for _ in range(5)]
+        gc.collect()  # what earlier tests of this process left open
         before = len(list(DESCRIPTORS.iterdir()))
         kept += [loader.next(SECONDS) for _ in range(60)]
-        assert len(list(DESCRIPTORS.iterdir())) == before
+        assert len(list(DESCRIPTORS.iterdir())) <= before
     assert_same(kept, batches(dataset, 65))  # batches that are kept are not overwritten by later ones
 
 
