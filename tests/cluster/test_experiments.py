@@ -97,7 +97,8 @@ def _holds(summary: Summary, *, rounds: int) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_digits_loses_a_worker_pod_and_then_its_head_and_succeeds(connection: Connection) -> None:
-    run = launch(DIGITS, clusters="bed", overrides=["train.samples=40000"])
+    # So many that the other learner does not finish alone while one gets a new head and its services a machine.
+    run = launch(DIGITS, clusters="bed", overrides=["train.samples=100000"])
     try:
         look = Look(run)
         look.until("two rounds", lambda _: look.rounds() >= 2, seconds=START_SECONDS)
