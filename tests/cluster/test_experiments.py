@@ -119,7 +119,7 @@ def test_digits_loses_a_worker_pod_and_then_its_head_and_succeeds(connection: Co
 
 @pytest.mark.usefixtures("second_region")
 def test_digits_across_two_regions_succeeds_though_their_link_is_cut_for_a_minute() -> None:
-    run = launch(DIGITS, clusters="bed,bed-1", overrides=["train.samples=30000"])
+    run = launch(DIGITS, clusters="bed,bed-1", overrides=["train.samples=80000"])
     try:
         look = Look(run)
         look.until("two rounds", lambda _: look.rounds() >= 2, seconds=START_SECONDS)

@@ -50,7 +50,8 @@ class End:
         self._final_since = now if self._final_since is None else self._final_since
         if now - self._final_since > LONGEST_SECONDS:
             return f"the model has been final for {LONGEST_SECONDS:.0f} s"
-        gone = {one.learner for one in status.members if one.state in {"left", "dead"}}
+        # One that is fenced for its silence may be alive behind a link that is cut, and comes for the final model.
+        gone = {one.learner for one in status.members if one.state == "left"}
         if self.learners - gone or now - self._asked < _ASK_SECONDS:
             return ""
         self._asked = now
