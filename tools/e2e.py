@@ -20,6 +20,8 @@ from tools.binaries import CLUSTER_TOOLS
 ROOT = Path(__file__).resolve().parent.parent
 UP_SECONDS = 300
 DOWN_SECONDS = 180
+FAKE = "a3-ultra=64,a3-mega=32"
+"""GPU nodes that tests of queues, fragmentation and explanations place on."""
 MARKERS = "cluster and not engine and not gpu and not images"
 
 
@@ -46,7 +48,7 @@ def main() -> int:
 
 def _on_bed(rest: list[str], options: argparse.Namespace) -> int:
     started = time.monotonic()
-    code = _run([sys.executable, "-m", "tools.bed", "up"], seconds=UP_SECONDS)
+    code = _run([sys.executable, "-m", "tools.bed", "up", "--fake", FAKE], seconds=UP_SECONDS)
     _say(f"cluster: {time.monotonic() - started:.0f} s")
     try:
         if code:
