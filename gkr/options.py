@@ -58,16 +58,27 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return tuple(name.strip() for name in (value or "").split(",") if name.strip())
 
 
-def cluster_option(function: F) -> F:
-    """--cluster: where to place the learners instead of where the file says."""
+def _cluster_option(help_text: str) -> Callable[[F], F]:
     return click.option(
         "--cluster",
         "clusters",
         metavar="NAME[,NAME]",
         callback=_names,
         shell_complete=complete_cluster,
-        help="Place all learners on this cluster, or on several in turn; local-0 is this machine.",
-    )(function)
+        help=help_text,
+    )
+
+
+def cluster_option(function: F) -> F:
+    """--cluster: where to place the learners instead of where the file says."""
+    return _cluster_option("Place all learners on this cluster, or on several in turn; local-0 is this machine.")(
+        function
+    )
+
+
+def clusters_option(function: F) -> F:
+    """--cluster: which ones to show; none means all that were added."""
+    return _cluster_option("Only these clusters. Default: all that were added.")(function)
 
 
 def output_option(*formats: str) -> Callable[[F], F]:

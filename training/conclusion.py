@@ -12,8 +12,7 @@ from spec.events import Event, RunStatus, read_event
 from spec.fold import fold
 from spec.plan import Plan
 from storage import Bucket, open_bucket
-
-SUMMARY = "summary.json"
+from training.sync.end import SUMMARY
 
 
 def publish_summary(plan: Plan, *, bucket: Bucket | None = None) -> None:

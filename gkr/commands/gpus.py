@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gkr.cluster.asking_options import clusters_option
-from gkr.options import output_option
+from gkr.options import clusters_option, output_option
 
 if TYPE_CHECKING:
     from gkr.cluster.capacity import GpuType

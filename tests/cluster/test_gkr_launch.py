@@ -20,11 +20,10 @@ import pytest
 import yaml
 
 from gkr.cluster.connection import Connection, connect
-from gkr.cluster.registry import ClusterEntry, read_registry
+from gkr.cluster.registry import read_registry
 from gkr.main import main
 from gkr.runs import find_run, read_state
-from spec.errors import EXIT_CANCELLED, EXIT_OK, EXIT_REFUSED, GkrError
-from tools.bed.layout import bed
+from spec.errors import EXIT_CANCELLED, EXIT_OK, EXIT_REFUSED
 
 NAME = "real"
 WAIT_SECONDS = 120.0
@@ -38,20 +37,6 @@ timeouts: {grace: 5s}
 """
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def kubeconfig() -> Path:
-    path = Path(os.environ.get("KUBECONFIG") or bed(0).kubeconfig)
-    if not path.exists():
-        pytest.skip("no cluster: KUBECONFIG is not set and no bed is up")
-    try:
-        document = yaml.safe_load(path.read_text())
-        with closing(connect(ClusterEntry("probe", f"{path}", document["current-context"]))) as connection:
-            connection.get("ConfigMap", "gkr-facts", namespace="gkr-system")
-    except GkrError as error:
-        pytest.skip(f"the cluster does not answer: {error.message}")
-    return path
 
 
 @pytest.fixture

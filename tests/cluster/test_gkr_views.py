@@ -22,11 +22,10 @@ import yaml
 from gkr.cluster.connection import Connection, connect
 from gkr.cluster.logs_reading import Follower, Request
 from gkr.cluster.places import LearnerPlace, Places
-from gkr.cluster.registry import ClusterEntry, cached_facts, read_registry
+from gkr.cluster.registry import cached_facts, read_registry
 from gkr.main import main
 from gkr.runs import find_run
-from spec.errors import EXIT_NOT_FOUND, EXIT_OK, GkrError
-from tools.bed.layout import bed
+from spec.errors import EXIT_NOT_FOUND, EXIT_OK
 
 NAME = "views"
 WAIT_SECONDS = 180.0
@@ -35,20 +34,6 @@ GPUS_SECONDS = 3.0
 TRIES = 5
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def kubeconfig() -> Path:
-    path = Path(os.environ.get("KUBECONFIG") or bed(0).kubeconfig)
-    if not path.exists():
-        pytest.skip("no cluster: KUBECONFIG is not set and no bed is up")
-    try:
-        document = yaml.safe_load(path.read_text())
-        with closing(connect(ClusterEntry("probe", f"{path}", document["current-context"]))) as connection:
-            connection.get("ConfigMap", "gkr-facts", namespace="gkr-system")
-    except GkrError as error:
-        pytest.skip(f"the cluster does not answer: {error.message}")
-    return path
 
 
 @pytest.fixture

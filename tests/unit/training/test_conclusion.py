@@ -8,7 +8,8 @@ from spec.events import LearnerFinished, write_event
 from spec.summary import Summary
 from storage import open_bucket
 from tests.builders.plans import bed, planned
-from training.conclusion import SUMMARY, publish_summary
+from training.conclusion import publish_summary
+from training.sync.end import SUMMARY
 
 TEXT = """
 version: 1
