@@ -36,16 +36,6 @@ def service_group(service: ServicePlan) -> str:
     return f"{SERVICE_GROUP}{service.name}"
 
 
-def group_resource(group: str) -> str:
-    """Custom Ray resource of which each pod of a trainer group has one: one agent per pod."""
-    return f"gkr_group_{group}"
-
-
-def service_resource(service: str) -> str:
-    """Custom Ray resource of which each pod of a service has one: one replica per pod."""
-    return f"gkr_service_{service}"
-
-
 def private_services(learner: LearnerPlan) -> list[ServicePlan]:
     """Those that run in the learner's own Ray cluster; the others are the platform's."""
     return [service for service in learner.services if not service.shared_endpoints]

@@ -18,6 +18,7 @@ import json
 from typing import Any
 
 from manifests import labels, names, pods, values
+from spec.names import group_resource, service_resource
 from spec.plan import LearnerPlan, Plan
 
 API_VERSION = "ray.io/v1"
@@ -60,7 +61,7 @@ def cluster_spec(
         _group(
             names.service_group(one),
             replicas=one.replicas,
-            params=_worker_params(one.cpu, gpus=one.gpus, resource=names.service_resource(one.name)),
+            params=_worker_params(one.cpu, gpus=one.gpus, resource=service_resource(one.name)),
             template=pods.service(plan, learner=learner, service=one),
         )
         for one in names.private_services(learner)
@@ -86,7 +87,7 @@ def _trainer_group(plan: Plan, learner: LearnerPlan, group: str) -> dict[str, An
     return _group(
         group,
         replicas=len(nodes),
-        params=_worker_params(first.cpu, gpus=first.gpus, resource=names.group_resource(group)),
+        params=_worker_params(first.cpu, gpus=first.gpus, resource=group_resource(group)),
         template=pods.trainer(plan, learner=learner, node=first),
     )
 

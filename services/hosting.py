@@ -25,6 +25,7 @@ from services.registry import CLASSES, load_class
 from services.server import Server
 from services.service import ServiceContext
 from spec.errors import GkrError, UnreachableError
+from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
 from spec.services import Directory, Replica, ServiceKind
 
@@ -75,11 +76,6 @@ class PollResult:
     """`service-index` of replicas that are not ready yet."""
     unplaced: list[str] = field(default_factory=list[str])
     """`service-index` of those that have no machine yet."""
-
-
-def service_resource(service: str) -> str:
-    """The Ray resource that each replica of a service takes one of; on a cluster a pod offers one."""
-    return f"gkr_service_{service}"
 
 
 class _Started(NamedTuple):

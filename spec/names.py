@@ -94,6 +94,16 @@ def node_name(group: str, *, index: int) -> str:
     return f"{group}-{index}"
 
 
+def group_resource(group: str) -> str:
+    """Ray resource of which each node of a group offers one: one agent takes it."""
+    return f"gkr_group_{group}"
+
+
+def service_resource(service: str) -> str:
+    """Ray resource of which each replica of a service takes one; on a cluster a pod offers one."""
+    return f"gkr_service_{service}"
+
+
 Name = Annotated[
     str,
     AfterValidator(check_label),

@@ -19,6 +19,7 @@ import ray.exceptions
 import ray.util
 
 from spec.events import Check
+from spec.names import group_resource
 from spec.plan import NodePlan, Plan
 from training.command_jobs import CommandNode, working_folder
 from training.context import RuntimeContext
@@ -112,11 +113,6 @@ class Failed:
     text: str
     dead: bool
     timed_out: bool
-
-
-def group_resource(group: str) -> str:
-    """The Ray resource that each node of a group has one of."""
-    return f"gkr_group_{group}"
 
 
 def create(folder: str, *, node: NodePlan, command: bool) -> Any:

@@ -29,10 +29,10 @@ import ray
 
 from spec import events as ev
 from spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_UNFINISHED, DataError, GkrError, UnreachableError
+from spec.names import group_resource, service_resource
 from spec.plan import LearnerPlan, Plan
 from spec.shards import Manifest, open_manifest
 from storage import file_path, open_bucket, split_uri
-from training.agent import group_resource
 from training.attempts import Attempts, History, previous_attempts
 from training.conclusion import publish_summary
 from training.evaluation import Evaluation
@@ -325,7 +325,6 @@ class Driver:
 def _resources(learner: LearnerPlan) -> dict[str, float]:
     """What the pods of a cluster offer one by one, offered by this machine alone."""
     groups = {group_resource(group): float(len(learner.group(group))) for group in learner.groups}
-    from services.hosting import service_resource
 
     return {**groups, **{service_resource(one.name): float(one.replicas) for one in learner.services}}
 

@@ -16,8 +16,9 @@ import ray
 from services import hosting
 from services.client import ServiceClient
 from services.directory import write_directory
-from services.hosting import PollResult, ReplicaDeath, ServiceHosts, service_resource, start_services
+from services.hosting import PollResult, ReplicaDeath, ServiceHosts, start_services
 from services.service import Reply
+from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
 from tests.builders.echo import EchoArgs, EchoReply
 

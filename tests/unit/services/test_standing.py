@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from services.hosting import PollResult, ReplicaDeath, join_ray, service_resource, start_services
+from services.hosting import PollResult, ReplicaDeath, join_ray, start_services
 from services.standing import watch
 from spec.errors import UnreachableError
+from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
 from spec.services import Directory, Replica
 
