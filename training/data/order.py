@@ -50,11 +50,11 @@ def _feistel(values: NDArray[np.uint64], *, half_bits: int, keys: tuple[np.uint6
     bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> bits, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right, key=key) & mask)
+        left, right = right, left ^ (mix(right, key=key) & mask)
     return (left << bits) | right
 
 
-def _mix(values: NDArray[np.uint64], *, key: np.uint64) -> NDArray[np.uint64]:
+def mix(values: NDArray[np.uint64], *, key: np.uint64) -> NDArray[np.uint64]:
     """Finaliser of splitmix64 (Steele, Lea, Flood 2014); wraps around by design."""
     mixed = (values + _GOLDEN) ^ key
     mixed = (mixed ^ (mixed >> _SHIFT_1)) * _MIX_1

@@ -1,0 +1,85 @@
+"""Sizes that images are brought to, and which size an image belongs to.
+
+A bucket is one (width, height). An image goes to the bucket whose aspect ratio is nearest to its own, measured as the
+distance of logarithms, so that twice as wide and twice as high are equally far; ties go to the earlier bucket. Buckets
+that too few samples belong to are joined with their nearest neighbour before a run begins: a rare shape is cropped a
+little more, never dropped. numpy only: loader workers import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One size, and how many samples of it make a batch of the learner."""
+
+    width: int
+    height: int
+    batch: int
+
+    @property
+    def aspect(self) -> float:
+        """Width over height."""
+        return self.width / self.height
+
+
+def make_sizes(area: int, *, step: int, most_aspect: float) -> list[tuple[int, int]]:
+    """All (width, height) in multiples of `step` with at most `area` pixels, each as large as fits, narrowest first.
+
+    `most_aspect`: longest allowed ratio of the sides. Raises ValueError if nothing fits.
+    """
+    if step < 1 or area < step * step or most_aspect < 1:
+        raise ValueError(f"no size in multiples of {step} has at most {area} pixels and an aspect up to {most_aspect}")
+    found: dict[int, tuple[int, int]] = {}
+    for width in range(step, int(area / step) + 1, step):
+        height = int(min(area // width, width * most_aspect)) // step * step
+        if height and width / height <= most_aspect:
+            # Of all widths that leave the same height the widest wins, as it wastes fewest pixels.
+            found[height] = (width, height)
+    if not found:
+        raise ValueError(f"no size in multiples of {step} has at most {area} pixels and an aspect up to {most_aspect}")
+    return sorted(found.values(), key=lambda size: size[0] / size[1])
+
+
+def equal_cost(sizes: Sequence[tuple[int, int]], *, pixels: int, multiple: int = 1) -> list[Bucket]:
+    """Buckets whose batches have about `pixels` pixels each, in multiples of `multiple` samples and at least that."""
+    return [
+        Bucket(width, height, max(multiple, int(pixels / (width * height)) // multiple * multiple))
+        for width, height in sizes
+    ]
+
+
+def assign(
+    widths: NDArray[np.integer], heights: NDArray[np.integer], *, buckets: Sequence[Bucket]
+) -> NDArray[np.int16]:
+    """Number of the bucket of each image; widths and heights are those after EXIF rotation, at least 1."""
+    order = sorted(range(len(buckets)), key=lambda number: (buckets[number].aspect, number))
+    aspects = np.log([buckets[number].aspect for number in order])
+    wanted = np.log(widths.astype(np.float64) / heights)
+    middles = (aspects[1:] + aspects[:-1]) / 2
+    return np.array(order, dtype=np.int16)[np.searchsorted(middles, wanted, side="left")]
+
+
+def join_rare(counts: Sequence[int], *, buckets: Sequence[Bucket], least: int) -> NDArray[np.int16]:
+    """Which bucket each bucket's samples go to so that all that remain have `least` samples, if there are so many.
+
+    The rarest goes first, to the nearest by aspect that remains.
+    """
+    target = np.arange(len(buckets), dtype=np.int16)
+    left = {number: int(count) for number, count in enumerate(counts)}
+    while len(left) > 1:
+        rarest = min(left, key=lambda number: (left[number], number))
+        if left[rarest] >= least:
+            break
+        count = left.pop(rarest)
+        own = np.log(buckets[rarest].aspect)
+        nearest = min(left, key=lambda number: (abs(np.log(buckets[number].aspect) - own), number))
+        left[nearest] += count
+        target[target == rarest] = nearest
+    return target
