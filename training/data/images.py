@@ -1,0 +1,130 @@
+"""From an encoded image to pixels of a wanted size, in place; and why an image cannot be used.
+
+Promises: pixels and size follow EXIF orientation; transparency is laid on white; 16-bit, grey, palette and CMYK images
+become 8-bit RGB (or grey, if one channel is wanted); the result depends on the bytes and the arguments alone. Nothing
+is decoded before its size was looked at, so a small file cannot take much memory. What cannot be used raises
+`ImageProblem` with a stable word: the caller decides what takes its place. Decoding releases the GIL. Pillow and numpy
+only: loader workers import this module.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 128 * 2**20
+"""Of the encoded image: 128 Mpx take 512 MiB as RGBA."""
+MAX_SIDE = 2**16 - 1
+SMALLEST_GAP = 2.0
+"""Large reductions go through an integer reduction to at least so many times the wanted size first, as Pillow advises."""
+_SWAPPED = frozenset({5, 6, 7, 8})
+"""EXIF orientations that exchange width and height."""
+_ORIENTATION = 0x0112
+
+ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
+class ImageProblem(Exception):  # noqa: N818 - a property of the data, not a failure of ours
+    """Why an image cannot be used."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """format, truncated, damaged, bomb, empty, animated or small."""
+        self.message = message
+
+
+def size_of(data: bytes | memoryview) -> tuple[int, int]:
+    """(width, height) as a person sees the image, without decoding it."""
+    image = _open(data)
+    width, height = image.size
+    return (height, width) if _orientation(image) in _SWAPPED else (width, height)
+
+
+def decode_into(
+    out: NDArray[np.uint8], data: bytes | memoryview, *, across: float = 0.5, down: float = 0.5, upscale: float = 2.0
+) -> None:
+    """Fill `out` [height, width, channels] (3: RGB, 1: grey) with the largest crop that has its aspect.
+
+    `across`, `down` in [0, 1]: where the crop lies, 0 is left or top. `upscale`: most that an image may be enlarged;
+    a smaller one raises `ImageProblem` ("small").
+    """
+    height, width, channels = out.shape
+    image = _open(data)
+    swapped = _orientation(image) in _SWAPPED
+    seen = (image.height, image.width) if swapped else image.size
+    if width > upscale * seen[0] or height > upscale * seen[1]:
+        raise ImageProblem("small", f"{seen[0]} x {seen[1]} pixels are too few for {width} x {height}")
+    if image.format == "JPEG":
+        # The decoder itself can halve, quarter and so on; it never goes below what is asked for.
+        wanted = (height, width) if swapped else (width, height)
+        image.draft(None, (int(wanted[0] * SMALLEST_GAP), int(wanted[1] * SMALLEST_GAP)))
+    _load(image)
+    upright = ImageOps.exif_transpose(image)
+    flat = _flatten(upright, mode="RGB" if channels == 3 else "L")
+    box = _crop(flat.size, aspect=width / height, across=across, down=down)
+    small = flat.resize((width, height), Image.Resampling.LANCZOS, box=box, reducing_gap=SMALLEST_GAP)
+    out[...] = np.asarray(small, dtype=np.uint8).reshape(height, width, channels)
+
+
+def _open(data: bytes | memoryview) -> Any:
+    if not len(data):
+        raise ImageProblem("empty", "there are no bytes")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's own warning of large images; ours is an error
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ImageProblem("format", f"not a {', '.join(FORMATS)} image") from None
+    except Image.DecompressionBombError as error:
+        raise ImageProblem("bomb", str(error)) from None
+    except (OSError, SyntaxError, ValueError, struct.error, EOFError, OverflowError) as error:
+        raise ImageProblem("damaged", f"its header cannot be read: {error}") from None
+    width, height = image.size
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        raise ImageProblem("bomb", f"{width} x {height} pixels, at most {MAX_PIXELS} are decoded")
+    if getattr(image, "n_frames", 1) > 1:
+        raise ImageProblem("animated", f"it has {image.n_frames} frames")
+    return image
+
+
+def _orientation(image: Any) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except (OSError, SyntaxError, ValueError, TypeError, struct.error, KeyError):
+        return 1  # a broken EXIF block says nothing about how the image is to be held
+
+
+def _load(image: Any) -> None:
+    try:
+        image.load()
+    except (OSError, SyntaxError, ValueError, struct.error, EOFError, IndexError, zlib.error) as error:
+        reason = "truncated" if "truncated" in str(error) else "damaged"
+        raise ImageProblem(reason, f"it cannot be decoded: {error}") from None
+
+
+def _flatten(image: Any, *, mode: str) -> Any:
+    """8 bits per channel, without transparency."""
+    if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
+        deep = np.asarray(image).astype(np.uint32)
+        image = Image.fromarray(np.minimum((deep + 128) // 257, 255).astype(np.uint8))
+    if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
+        clear = image.convert("RGBA")
+        white = Image.new("RGBA", clear.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, clear)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _crop(size: tuple[int, int], *, aspect: float, across: float, down: float) -> tuple[float, float, float, float]:
+    width, height = size
+    wide, high = min(width, height * aspect), min(height, width / aspect)
+    left, top = (width - wide) * across, (height - high) * down
+    return left, top, left + wide, top + high
