@@ -24,7 +24,7 @@ MAX_PIXELS = 128 * 2**20
 """Of the encoded image: 128 Mpx take 512 MiB as RGBA."""
 MAX_SIDE = 2**16 - 1
 SMALLEST_GAP = 2.0
-"""Large reductions go through an integer reduction to at least so many times the wanted size first, as Pillow advises."""
+"""Large reductions go through an integer reduction to at least so many times the wanted size first."""
 _SWAPPED = frozenset({5, 6, 7, 8})
 """EXIF orientations that exchange width and height."""
 _ORIENTATION = 0x0112
@@ -91,8 +91,9 @@ def _open(data: bytes | memoryview) -> Any:
     width, height = image.size
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise ImageProblem("bomb", f"{width} x {height} pixels, at most {MAX_PIXELS} are decoded")
-    if getattr(image, "n_frames", 1) > 1:
-        raise ImageProblem("animated", f"it has {image.n_frames} frames")
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise ImageProblem("animated", f"it has {frames} frames")
     return image
 
 
