@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_CHUNK = 1 << 20
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -36,15 +38,18 @@ def make_sizes(area: int, *, step: int, most_aspect: float) -> list[tuple[int, i
     """
     if step < 1 or area < step * step or most_aspect < 1:
         raise ValueError(f"no size in multiples of {step} has at most {area} pixels and an aspect up to {most_aspect}")
-    found: dict[int, tuple[int, int]] = {}
+
+    def fits(width: int, height: int) -> bool:
+        return width * height <= area and max(width / height, height / width) <= most_aspect
+
+    found: list[tuple[int, int]] = []
     for width in range(step, int(area / step) + 1, step):
         height = int(min(area // width, width * most_aspect)) // step * step
-        if height and width / height <= most_aspect:
-            # Of all widths that leave the same height the widest wins, as it wastes fewest pixels.
-            found[height] = (width, height)
+        if height and fits(width, height) and not fits(width + step, height):
+            found.append((width, height))
     if not found:
         raise ValueError(f"no size in multiples of {step} has at most {area} pixels and an aspect up to {most_aspect}")
-    return sorted(found.values(), key=lambda size: size[0] / size[1])
+    return found
 
 
 def equal_cost(sizes: Sequence[tuple[int, int]], *, pixels: int, multiple: int = 1) -> list[Bucket]:
@@ -83,3 +88,12 @@ def join_rare(counts: Sequence[int], *, buckets: Sequence[Bucket], least: int) -
         left[nearest] += count
         target[target == rarest] = nearest
     return target
+
+
+def bucket_codes(index: NDArray[np.void], *, buckets: Sequence[Bucket]) -> NDArray[np.uint8]:
+    """Number of the bucket of each record of a dataset's index: one byte each, so that a plan can hold them all."""
+    codes = np.empty(len(index), dtype=np.uint8)
+    for first in range(0, len(index), _CHUNK):
+        rows = index[first : first + _CHUNK]
+        codes[first : first + _CHUNK] = assign(rows["width"], rows["height"], buckets=buckets)
+    return codes

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.buckets import Bucket, assign, equal_cost, join_rare, make_sizes
+from storage.index import ITEM
+from training.data.buckets import Bucket, assign, bucket_codes, equal_cost, join_rare, make_sizes
 
 
 def test_sizes_of_an_area_are_what_image_trainers_use() -> None:
@@ -63,3 +64,11 @@ def test_the_rarest_joins_its_neighbour() -> None:
 def test_sizes_that_cannot_be_are_refused(area: int, step: int, aspect: float) -> None:
     with pytest.raises(ValueError, match="no size"):
         make_sizes(area, step=step, most_aspect=aspect)
+
+
+def test_buckets_of_a_whole_index_take_one_byte_each() -> None:
+    rows = np.zeros(100, dtype=ITEM)
+    rows["width"], rows["height"] = np.arange(100) + 64, 64
+    found = bucket_codes(rows, buckets=[Bucket(64, 64, 1), Bucket(128, 64, 1)])
+    assert found.dtype == np.uint8
+    assert found.tolist() == [0 if width <= 64 * 2**0.5 else 1 for width in range(64, 164)]

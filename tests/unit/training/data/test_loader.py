@@ -18,7 +18,7 @@ from spec.train import ModelConfig
 from training.data.loader import Loader, LocalBatch
 
 MODEL = ModelConfig(image_size=4, channels=1)
-ARRAYS = ("images", "labels", "noise", "time", "drop")
+ARRAYS = ("images", "text", "labels", "noise", "time", "drop")
 SECONDS = 30.0
 DESCRIPTORS = Path("/proc/self/fd")
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from training.data.images import ImageProblem, decode_into, size_of
+from storage.images import ImageProblem, decode_into, size_of
 
 
 def encoded(pixels: Any, form: str = "PNG", **options: Any) -> bytes:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from spec.errors import DataError
-from training.data.buckets import Bucket
-from training.data.index import ITEM, bucket_codes, open_index, write_index
+from storage.index import ITEM, open_index, write_index
 
 
 def rows(count: int) -> np.ndarray:
@@ -24,23 +23,16 @@ def test_what_was_written_is_read_back_and_named_by_its_bytes(tmp_path: Path) ->
     path = tmp_path / "index"
     digest = write_index(path, rows=rows(100))
     assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert path.stat().st_size == 2400
+    assert path.stat().st_size == 2800
     found = open_index(path, samples=100)
     assert found.tobytes() == rows(100).tobytes()
     assert not found.flags.writeable
 
 
-def test_buckets_of_all_samples(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", rows=rows(100))
-    found = bucket_codes(open_index(tmp_path / "index", samples=100), buckets=[Bucket(64, 64, 1), Bucket(128, 64, 1)])
-    assert found.dtype == np.uint8
-    assert found.tolist() == [0 if width <= 64 * 2**0.5 else 1 for width in range(64, 164)]
-
-
 @pytest.mark.parametrize("samples", [99, 101, 0])
 def test_another_length_is_refused(tmp_path: Path, samples: int) -> None:
     write_index(tmp_path / "index", rows=rows(100))
-    with pytest.raises(DataError, match="2400 bytes"):
+    with pytest.raises(DataError, match="2800 bytes"):
         open_index(tmp_path / "index", samples=samples)
 
 

@@ -1,0 +1,120 @@
+"""Shards of encoded images: plain tar files that any tool opens, read at random through the dataset's index.
+
+A sample is two members, `KEY.jpg` (or png, webp) and right behind it `KEY.json` with its caption and what else is known
+of it, which is what WebDataset readers expect. Headers hold no time, owner or rights of the machine that wrote them, so
+equal samples give equal bytes. A record is verified by its CRC-32 each time it is read; nothing is mapped, so a file
+that is cut off under a running job gives an error and not a bus error. Standard library and numpy only: loader workers
+import this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from spec.errors import DataError
+from spec.shard_bytes import REMEDY
+
+BLOCK = 512
+OPEN_SHARDS = 64
+MAX_KEY = 90
+"""Characters of a key: with the longest ending it fits the name field of a tar header."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a sample was written; the fields of its row in the index."""
+
+    offset: int
+    image_bytes: int
+    text_bytes: int
+    crc32: int
+
+
+class TarShardWriter:
+    """Writes one shard to an open file, from its beginning."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+        self.samples = 0
+
+    def add(self, key: str, *, image: bytes, ending: str, text: dict[str, Any]) -> Placed:
+        """Append one sample. `ending`: jpg, png or webp. Raises ValueError for a key that no tar can hold."""
+        if not key or len(key) > MAX_KEY or not key.isascii() or not key.replace("-", "").replace("_", "").isalnum():
+            raise ValueError(f"key {key!r}: 1 to {MAX_KEY} letters, digits, - and _")
+        document = json.dumps(text, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+        self._member(f"{key}.{ending}", image)
+        offset = self.size - len(image) - _padding(len(image))
+        self._member(f"{key}.json", document)
+        self.samples += 1
+        return Placed(offset, len(image), len(document), zlib.crc32(document, zlib.crc32(image)))
+
+    def finish(self) -> int:
+        """Write the end of the archive; the size of the whole."""
+        self._write(bytes(2 * BLOCK))
+        return self.size
+
+    def _member(self, name: str, data: bytes) -> None:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = len(data), 0o644
+        self._write(info.tobuf(tarfile.USTAR_FORMAT))
+        self._write(data + bytes(_padding(len(data))))
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.size += len(data)
+
+
+class TarShards:
+    """Random access to the samples of a list of shards. Holds at most OPEN_SHARDS descriptors."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def read(self, row: np.void) -> tuple[bytes, dict[str, Any]]:
+        """Image and text of one row of the index. DataError if it is not what was written."""
+        image_bytes, text_bytes = int(row["image_bytes"]), int(row["text_bytes"])
+        number, offset = int(row["shard"]), int(row["offset"])
+        path = self._paths[number]
+        between = _padding(image_bytes) + BLOCK
+        size = image_bytes + between + text_bytes
+        try:
+            data = os.pread(self._descriptor(number), size, offset)
+        except OSError as error:
+            raise DataError(
+                f"a shard of the dataset cannot be read: {error.strerror}", where=str(path), hint=REMEDY
+            ) from error
+        image, text = data[:image_bytes], data[image_bytes + between :]
+        if len(data) != size or zlib.crc32(text, zlib.crc32(image)) != int(row["crc32"]):
+            raise DataError(f"the sample at byte {offset} is damaged", where=str(path), hint=REMEDY)
+        found: dict[str, Any] = json.loads(text)
+        return image, found
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _descriptor(self, number: int) -> int:
+        found = self._open.get(number)
+        if found is None:
+            found = self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            if len(self._open) > OPEN_SHARDS:
+                os.close(self._open.popitem(last=False)[1])
+        self._open.move_to_end(number)
+        return found
+
+
+def _padding(size: int) -> int:
+    return -size % BLOCK
