@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from services.courier import Courier, Parcel
+from services.courier import Awaited, Courier, Parcel
 from services.service import Call, Reply, Service
 from services.wire.frames import FrameError, encode_body, encode_tensors
 from spec.errors import GkrError, RefusedError, UnreachableError
@@ -111,6 +111,7 @@ class ServiceClient:
             raw=raw,
             deadline_seconds=deadline_seconds,
             expires=time.monotonic() + deadline_seconds,
+            future=Awaited(self._courier),
         )
         self._courier.take(parcel)
         return parcel.future

@@ -1,17 +1,22 @@
-"""The I/O thread of a client: carries requests to replicas and completes their futures.
+"""The I/O of a client: carries requests to replicas and completes their futures.
 
-Everything but `take`, `cancel`, `close` and `waiting` runs in that thread. It owns the sockets and the dispatcher, so
-there are no locks around them; other threads only append to an inbox.
+Sockets and dispatcher belong to whoever holds `_turning`, for one turn or more. That is a thread of our own, which
+wakes when something arrives; but whoever submits a request sends it itself, and whoever waits for a reply takes turns
+itself until it is there ("leads"), because to wake another thread for each way costs more than everything else
+together. Other threads only append to an inbox. Our thread watches file descriptors without touching sockets, and keeps
+out of the way while somebody leads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
+import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +27,11 @@ from msgspec import Struct
 
 from services.directory import DirectoryWatch
 from services.dispatch import Dispatcher, Pending
-from services.link import Link, LinkLost
+from services.link import Link, LinkLost, is_local
 from services.service import Reply
 from services.waker import Waker
 from services.wire.frames import (
+    FEATURE_ARENA,
     Buffer,
     ErrorBody,
     FrameError,
@@ -46,6 +52,11 @@ _RETRY_SECONDS = (0.02, 1.0)
 _MAX_ATTEMPTS = 8
 """A request that was lost with so many replicas is more likely their killer than their victim."""
 _HWM = 1024 + 16
+_IN = int(zmq.POLLIN)
+_PARK_SECONDS = 0.005
+"""How long our thread leaves the sockets to somebody who led just now and is likely to lead again."""
+_TURNS_OF_A_SUBMITTER = 4
+"""More turns than these are left to our thread: who submits does not want to receive."""
 
 LinkKey = tuple[int, int]
 """Index and incarnation of a replica."""
@@ -66,6 +77,24 @@ class Parcel:
     future: Future[Reply] = field(default_factory=Future[Reply])
 
 
+class Awaited(Future[Reply]):
+    """A future whose waiter does the client's I/O until it is complete."""
+
+    def __init__(self, courier: Courier) -> None:
+        super().__init__()
+        self._courier = courier
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """The reply, or what ended the request."""
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self.done():
+            self._courier.lead(self, until=until)
+        if self.done():
+            return super().result(0)
+        with self._courier.follow():
+            return super().result(None if until is None else max(0.0, until - time.monotonic()))
+
+
 @dataclass
 class _Retry:
     failures: int = 0
@@ -79,7 +108,7 @@ class Courier:
         self._service = service
         self._identity = identity
         self._incarnation = time.time_ns() // 1000
-        self._watch = DirectoryWatch(directory_path)
+        self._directory = DirectoryWatch(directory_path)
         self._dispatcher: Dispatcher[LinkKey] = Dispatcher(max_attempts=_MAX_ATTEMPTS)
         self._links: dict[LinkKey, Link] = {}
         self._retries: dict[LinkKey, _Retry] = {}
@@ -91,6 +120,14 @@ class Courier:
         self._lock = threading.Lock()
         self._waker = Waker()
         self._closing = threading.Event()
+        self._turning = threading.Lock()
+        self._leading = threading.Lock()
+        self._resume = threading.Condition()
+        self._followers = 0
+        self._led_at = 0.0
+        self._watching = False
+        self._expiry_at = math.inf
+        """No request expires before."""
         self._context = zmq.Context()
         self._thread = threading.Thread(target=self._run, name=f"service-client-{service}", daemon=True)
         self._thread.start()
@@ -106,16 +143,52 @@ class Courier:
             self._unfinished += 1
             closed = self._closing.is_set()
             if not closed:
-                self._inbox.append(lambda: self._dispatcher.submit(Pending(parcel.number, parcel.expires, parcel)))
+                self._inbox.append(lambda: self._submit(parcel))
         parcel.future.add_done_callback(lambda future: self._completed(parcel, future))
         if closed:
             self._fail(parcel, UnreachableError(f"the client of {self._service} is closed"))
-        self._waker.notify()
+        self._post()
+
+    def lead(self, future: Future[Reply], *, until: float | None) -> None:
+        """Take turns in the caller's thread until the future is complete, unless somebody else does so already."""
+        if not self._leading.acquire(blocking=False):
+            return
+        try:
+            if self._watching:
+                self._waker.notify()
+            with self._turning:
+                while not future.done() and not self._closing.is_set():
+                    now = time.monotonic()
+                    if until is not None and now >= until:
+                        break
+                    wake_at = self._wake_at(now)
+                    wait = (wake_at if until is None else min(wake_at, until)) - now
+                    self._turn(self._ready(wait_ms=max(0, math.ceil(wait * 1000))))
+        finally:
+            self._led_at = time.monotonic()
+            self._leading.release()
+            if self._followers:
+                with self._resume:
+                    self._resume.notify_all()
+
+    @contextlib.contextmanager
+    def follow(self) -> Generator[None]:
+        """Wait for a future while somebody else takes the turns: our thread goes on as soon as that one leaves."""
+        with self._resume:
+            self._followers += 1
+            self._resume.notify_all()
+        try:
+            yield
+        finally:
+            with self._resume:
+                self._followers -= 1
 
     def close(self, *, deadline_seconds: float) -> None:
         """End the thread."""
         self._begin_closing()
         self._waker.notify()
+        with self._resume:
+            self._resume.notify_all()
         self._thread.join(deadline_seconds)
         if not self._thread.is_alive():
             self._waker.close()
@@ -130,63 +203,125 @@ class Courier:
             self._unfinished -= 1
             if future.cancelled() and not self._closing.is_set():
                 self._inbox.append(lambda: self._tell_cancelled(self._dispatcher.cancel(parcel.number)))
+                waits = True
+            else:
+                waits = False
+        if waits:
+            self._post()
+
+    def _post(self) -> None:
+        """Something is in the inbox: deal with it here if the sockets are free, else leave it to who has them."""
+        if not self._turning.acquire(blocking=False):
+            self._waker.notify()
+            return
+        try:
+            ready: set[Any] = set()
+            if self._closing.is_set():
+                return
+            for _ in range(_TURNS_OF_A_SUBMITTER):
+                self._turn(ready)
+                # A send may take the signal of what arrived meanwhile, which would then wake nobody.
+                ready = self._ready(wait_ms=0)
+                if not ready:
+                    return
+        finally:
+            self._turning.release()
         self._waker.notify()
+
+    def _submit(self, parcel: Parcel) -> None:
+        self._expiry_at = min(self._expiry_at, parcel.expires)
+        self._dispatcher.submit(Pending(parcel.number, parcel.expires, parcel))
 
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._turn()
+                self._park()
+                self._watch()
+                with self._turning:
+                    self._turn(self._ready(wait_ms=0))
+                    while (ready := self._ready(wait_ms=0)) and not self._closing.is_set():
+                        self._turn(ready)
         finally:
             self._begin_closing()
-            self._drain_inbox()
-            for pending in self._dispatcher.drain():
-                self._fail(pending.payload, UnreachableError(f"the client of {self._service} was closed"))
-            for link in self._links.values():
-                link.close(farewell=True)
-            self._context.destroy()
+            with self._turning:
+                self._drain_inbox()
+                for pending in self._dispatcher.drain():
+                    self._fail(pending.payload, UnreachableError(f"the client of {self._service} was closed"))
+                for link in self._links.values():
+                    link.close(farewell=True)
+                self._context.destroy()
 
-    def _turn(self) -> None:
+    def _park(self) -> None:
+        """Stay away while somebody leads, or led just now."""
+        with self._resume:
+            while not self._closing.is_set() and (
+                self._leading.locked() or (not self._followers and time.monotonic() - self._led_at < _PARK_SECONDS)
+            ):
+                self._resume.wait(_PARK_SECONDS)
+
+    def _watch(self) -> None:
+        """Wait until something may have happened, without touching a socket: others may use them meanwhile."""
+        with self._turning:
+            # Descriptors of sockets that are closed later are no harm: whoever closes them wakes us or lets us look.
+            watched = [link.socket.getsockopt(zmq.FD) for link in self._links.values()]
+            watched += [link.monitor.getsockopt(zmq.FD) for link in self._links.values()]
+            if self._inbox or self._ready(wait_ms=0):
+                return
+        poll = select.poll()
+        for descriptor in (self._waker.fd, *watched):
+            poll.register(descriptor, select.POLLIN)
+        self._watching = True
+        if not self._leading.locked():
+            now = time.monotonic()
+            poll.poll(max(0, math.ceil((self._wake_at(now) - now) * 1000)))
+        self._watching = False
+
+    def _ready(self, *, wait_ms: int) -> set[Any]:
+        """The sockets on which something has arrived, and the descriptor of the waker."""
+        watched: list[tuple[Any, int]] = [(self._waker.fd, _IN)]
+        for link in self._links.values():
+            watched += [(link.socket, _IN), (link.monitor, _IN)]
+        return {socket for socket, _ in zmq.zmq_poll(watched, wait_ms)}
+
+    def _turn(self, ready: set[Any]) -> None:
         now = time.monotonic()
         self._connect(now)
-        ready = self._poll(now)
+        if self._waker.fd in ready:
+            self._waker.drain()
         self._drain_inbox()
         for key, link in list(self._links.items()):
-            watch = link.monitor in ready or not link.welcomed
             try:
+                watch = link.monitor in ready or not link.welcomed
+                # Answers first: what arrived before the connection broke need not be asked again.
                 if watch or link.socket in ready:
-                    # Answers first: what arrived before the connection broke need not be asked again.
                     for message in link.receive():
                         self._message(key, link, message)
                 if watch:
                     link.watch()
+                link.release_read()
             except LinkLost as lost:
                 self._lose(key, str(lost))
-        self._tell_cancelled(self._expire(time.monotonic()))
+        if now >= self._expiry_at:
+            self._tell_cancelled(self._expire(now))
+            self._expiry_at = self._dispatcher.next_expiry() or math.inf
         self._send_waiting()
 
     def _drain_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
 
-    def _poll(self, now: float) -> set[Any]:
-        poller = zmq.Poller()
-        poller.register(self._waker.fd, zmq.POLLIN)
-        for link in self._links.values():
-            poller.register(link.socket, zmq.POLLIN)
-            poller.register(link.monitor, zmq.POLLIN)
-        wake_at = [now + _TICK_SECONDS, *(r.at for r in self._retries.values() if r.at > now)]
-        expiry = self._dispatcher.next_expiry()
-        if expiry is not None:
-            wake_at.append(expiry)
-        events = poller.poll(int(max(0.0, min(wake_at) - now) * 1000) + 1)
-        self._waker.drain()
-        return {socket for socket, _ in events}
+    def _wake_at(self, now: float) -> float:
+        """When a turn is due whatever arrives."""
+        retries = (retry.at for retry in self._retries.values() if retry.at > now)
+        return min(now + _TICK_SECONDS, self._expiry_at, *retries)
 
     def _connect(self, now: float) -> None:
         """Follow the directory: leave replicas that are no longer in it, connect to those that are."""
+        if now - self._looked_at < _TICK_SECONDS and len(self._links) == len(self._retries) > 0:
+            return
         if now - self._looked_at >= _TICK_SECONDS or len(self._links) < len(self._retries):
             self._looked_at = now
-            self._watch.refresh()
+            self._directory.refresh()
         wanted = {(replica.index, replica.incarnation): replica for replica in self._replicas()}
         for key in self._links.keys() - wanted.keys():
             self._lose(key, f"{self._links[key].replica.endpoint} left the directory")
@@ -196,7 +331,7 @@ class Courier:
                 self._links[key] = Link(replica, context=self._context, hello=self._hello(replica), hwm=_HWM)
 
     def _replicas(self) -> list[Replica]:
-        directory = self._watch.current
+        directory = self._directory.current
         return [one for one in directory.replicas if one.service == self._service] if directory else []
 
     def _hello(self, replica: Replica) -> Header:
@@ -206,6 +341,7 @@ class Courier:
             incarnation=self._incarnation,
             service=self._service,
             expected=replica.incarnation,
+            features=FEATURE_ARENA if is_local(replica.endpoint) else 0,
         )
 
     def _lose(self, key: LinkKey, reason: str) -> None:
@@ -263,7 +399,8 @@ class Courier:
         for pending, key in late:
             link = self._links.get(key) if key is not None else None
             place = f"; it is at {link.replica.endpoint}" if link else f"; last trouble: {self._trouble or 'none'}"
-            hint = "" if self._replicas() else f"no replica of it is in {self._watch.path}; see logs of its replicas"
+            where = self._directory.path
+            hint = "" if self._replicas() else f"no replica of it is in {where}; see logs of its replicas"
             self._fail(pending.payload, UnreachableError(self._late(pending.payload) + place, hint=hint))
         return late
 

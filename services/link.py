@@ -14,6 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from services.wire.frames import (
+    FEATURE_ARENA,
     HEARTBEAT_MS,
     HEARTBEAT_TIMEOUT_MS,
     MAX_FRAME_BYTES,
@@ -25,6 +26,8 @@ from services.wire.frames import (
     pack,
     unpack,
 )
+from services.wire.lane import LANE_KINDS, Lane
+from services.wire.sockets import send_frames
 from spec.services import Replica
 
 _UP = zmq.Event.HANDSHAKE_SUCCEEDED
@@ -53,6 +56,7 @@ class Link:
     def __init__(self, replica: Replica, *, context: zmq.Context[Any], hello: Header, hwm: int) -> None:
         self.replica = replica
         self.welcomed = False
+        self.lane = Lane(shared=False)
         self._hello = hello
         self.give_up_at = time.monotonic() + HEARTBEAT_TIMEOUT_MS / 1000
         """Not welcomed by then: something else listens there, or nothing."""
@@ -85,16 +89,34 @@ class Link:
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send without waiting. Raises LinkLost if ZeroMQ cannot take it, which within the grant means it is gone."""
         try:
-            self.socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
+            for message in (*self.lane.releases(), *self.lane.outgoing(frames)):
+                send_frames(self.socket, message)
+        except zmq.ZMQError as error:
+            raise LinkLost(f"{self.replica.endpoint}: {error}") from error
+
+    def release_read(self) -> None:
+        """Tell the replica which large tensors of its replies nobody looks at any more."""
+        try:
+            for message in self.lane.releases():
+                send_frames(self.socket, message)
         except zmq.ZMQError as error:
             raise LinkLost(f"{self.replica.endpoint}: {error}") from error
 
     def receive(self) -> Iterator[Message]:
         """All messages that are here. Raises LinkLost for bytes that are not of this protocol."""
-        while True:
+        watched = [(self.socket, int(zmq.POLLIN))]
+        while zmq.zmq_poll(watched, 0):  # cheaper than the exception of a receive that finds nothing
             try:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)
-                yield unpack([frame.buffer for frame in frames])
+                message = unpack(self.lane.opened([frame.buffer for frame in frames]))
+                if message.header.kind in LANE_KINDS:
+                    for answer in self.lane.handle(message.header):
+                        send_frames(self.socket, answer)
+                    continue
+                if message.header.kind is Kind.WELCOME and not self.welcomed:
+                    shared = self._hello.features & message.header.features & FEATURE_ARENA
+                    self.lane = Lane(shared=bool(shared))
+                yield message
             except zmq.Again:
                 return
             except FrameError as error:
@@ -107,6 +129,12 @@ class Link:
                 self.send(pack(Header(kind=Kind.BYE)))
             except LinkLost:
                 farewell = False
+        self.lane.close()
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=HEARTBEAT_MS if farewell else 0)
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether an endpoint can only be on this machine."""
+    return endpoint.startswith(("ipc://", "inproc://", "tcp://127.", "tcp://[::1]"))

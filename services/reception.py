@@ -19,6 +19,7 @@ from services.replies import ReplyCache
 from services.scheduler import GrantExceeded, Scheduler, Ticket
 from services.service import Call, Method
 from services.wire.frames import (
+    FEATURE_ARENA,
     Buffer,
     Code,
     FrameError,
@@ -83,6 +84,10 @@ class Reception:
         cache_bytes: int = 64 * 2**20,
     ) -> None:
         self.outbox: deque[tuple[bytes, Sequence[Buffer]]] = deque()
+        self.lane_messages: deque[tuple[bytes, Header]] = deque()
+        """What concerns shared memory, which is the socket's owner's business."""
+        self.shares: dict[bytes, bool] = {}
+        """Whether the client of a connection may see our memory."""
         self._methods = methods
         self._service = service
         self._incarnation = incarnation
@@ -120,8 +125,14 @@ class Reception:
                 self._cancel(route, message.header.request)
             case Kind.BYE:
                 self.unreachable(route)
+            case Kind.ARENA | Kind.MAPPED | Kind.RELEASE if route in self._clients:
+                self.lane_messages.append((route, message.header))
             case other:
                 self._violation(route, reason=f"a client must not send {other.name}")
+
+    def violated(self, route: bytes, *, reason: str) -> None:
+        """What arrived could not even be opened."""
+        self._violation(route, reason=reason)
 
     def unreachable(self, route: bytes) -> None:
         """The connection is gone: forget its client. What runs goes on; its answer is dropped."""
@@ -208,11 +219,19 @@ class Reception:
         former = self._routes.get(client)
         if former is not None:
             self._clients.pop(former, None)
+            self.shares.pop(former, None)
         self._newest[client.identity] = client.incarnation
         self._routes[client] = route
         self._clients[route] = client
+        self.shares[route] = bool(header.features & FEATURE_ARENA)
         self._scheduler.join(client)
-        welcome = Header(kind=Kind.WELCOME, credit=self._grant, incarnation=self._incarnation, service=self._service)
+        welcome = Header(
+            kind=Kind.WELCOME,
+            credit=self._grant,
+            incarnation=self._incarnation,
+            service=self._service,
+            features=FEATURE_ARENA,
+        )
         self.outbox.append((route, pack(welcome)))
 
     def _supersede(self, client: ClientId) -> None:
@@ -330,6 +349,7 @@ class Reception:
         route = self._routes.pop(client, None)
         if route is not None:
             self._clients.pop(route, None)
+            self.shares.pop(route, None)
         if self._newest.get(client.identity) == client.incarnation:
             del self._newest[client.identity]
 

@@ -1,9 +1,10 @@
 """One replica: a ROUTER socket in an I/O thread, and one worker thread that computes.
 
 The I/O thread moves frames between the socket and `Reception`, and hands the worker one batch at a time; while a batch
-is computed, the next ones form in the queues. It never blocks on a client: queues are bounded by grants, sends do not
-wait, and a client that does not read is forgotten once its pipe is full. Liveness of connections is ZeroMQ's heartbeat,
-answered by ZeroMQ's own thread, so a busy replica does not look dead.
+is computed, the next ones form in the queues. Batches that take less time than the hand-over it computes itself. It
+never blocks on a client: queues are bounded by grants, sends do not wait, and a client that does not read is forgotten
+once its pipe is full. Liveness of connections is ZeroMQ's heartbeat, answered by ZeroMQ's own thread, so a busy replica
+does not look dead.
 """
 
 from __future__ import annotations
@@ -36,13 +37,19 @@ from services.wire.frames import (
     pack,
     pack_error,
 )
+from services.wire.lane import Lane
+from services.wire.sockets import send_frames
 from spec.errors import ConfigError, GkrError
 
 _log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 15.0
 _TICK_MS = 500
+_QUICK_SECONDS = 0.0005
+"""A service whose last batches took less is computed by the I/O thread: handing over would cost as much."""
+_REMEMBERED_BATCHES = 16
 _MESSAGES_PER_TURN = 256
+_IN = int(zmq.POLLIN)
 
 Answer = tuple[Sequence[Buffer], bool]
 """Frames, and whether they are an error."""
@@ -67,7 +74,9 @@ class Server:
         self._inbox: deque[Callable[[], None]] = deque()
         self._waker = Waker()
         self._batches: queue.SimpleQueue[list[Ticket[ClientId]]] = queue.SimpleQueue()
-        self._busy = False
+        self._lanes: dict[bytes, Lane] = {}
+        self._busy = self._more = False
+        self._durations: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.endpoint = ""
@@ -143,20 +152,21 @@ class Server:
             context.destroy(linger=HEARTBEAT_MS)
 
     def _loop(self, router: zmq.Socket[Any]) -> None:
-        poller = zmq.Poller()
-        poller.register(router, zmq.POLLIN)
-        poller.register(self._waker.fd, zmq.POLLIN)
+        watched = [(router, _IN), (self._waker.fd, _IN)]
         probe_at = time.monotonic() + _PROBE_SECONDS
         while not self._stopping.is_set():
-            poller.poll(_TICK_MS)
-            self._waker.drain()
+            ready = {one for one, _ in zmq.zmq_poll(watched, 0 if self._more else _TICK_MS)}
+            if self._waker.fd in ready:
+                self._waker.drain()
             while self._inbox:
                 self._inbox.popleft()()
-            self._receive(router)
+            if router in ready:
+                self._more = self._receive(router)
             now = time.monotonic()
-            if not self._busy:
-                tickets = self._reception.next_batch(now)
-                if tickets:
+            while not self._busy and (tickets := self._reception.next_batch(now)):
+                if self._is_quick():
+                    self._finish(tickets, *self._timed(tickets))
+                else:
                     self._busy = True
                     self._batches.put(tickets)
             if now >= probe_at:
@@ -166,22 +176,50 @@ class Server:
         self._reception.go_away()
         self._flush(router)
 
-    def _receive(self, router: zmq.Socket[Any]) -> None:
+    def _receive(self, router: zmq.Socket[Any]) -> bool:
+        """Take what has arrived; true if there may be more."""
+        watched = [(router, _IN)]
         for _ in range(_MESSAGES_PER_TURN):
-            try:
-                route, *frames = router.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
-                return
+            if not zmq.zmq_poll(watched, 0):  # cheaper than the exception of a receive that finds nothing
+                return False
+            route, *frames = router.recv_multipart(zmq.DONTWAIT, copy=False)
             # A view keeps its frame's memory alive, so tensors can stay where they were received.
-            self._reception.receive(route.bytes, [frame.buffer for frame in frames], now=time.monotonic())
-        self._waker.notify()  # there may be more; come back at once
+            self._take(route.bytes, [frame.buffer for frame in frames])
+        return True
+
+    def _take(self, route: bytes, frames: Sequence[Buffer]) -> None:
+        lane = self._lanes.get(route)
+        now = time.monotonic()
+        try:
+            opened = frames if lane is None else lane.opened(frames)
+        except FrameError as error:
+            self._reception.violated(route, reason=str(error))
+            return
+        self._reception.receive(route, opened, now=now)
+        while self._reception.lane_messages:
+            route, header = self._reception.lane_messages.popleft()
+            lane = self._lane(route)
+            for answer in lane.handle(header):
+                self._reception.outbox.append((route, answer))
+
+    def _lane(self, route: bytes) -> Lane:
+        lane = self._lanes.get(route)
+        if lane is None:
+            lane = self._lanes[route] = Lane(shared=self._reception.shares.get(route, False))
+        return lane
 
     def _flush(self, router: zmq.Socket[Any]) -> None:
         outbox = self._reception.outbox
+        for route in [one for one in self._lanes if one not in self._reception.shares]:
+            self._lanes.pop(route).close()
+        for route, lane in self._lanes.items():
+            outbox.extend((route, message) for message in lane.releases())
         while outbox:
             route, frames = outbox.popleft()
             try:
-                router.send_multipart([route, *frames], zmq.DONTWAIT, copy=False)
+                shared = len(frames) > 2 and self._reception.shares.get(route)
+                for message in self._lane(route).outgoing(frames) if shared else (frames,):
+                    send_frames(router, [route, *message])
             except zmq.ZMQError as error:
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
@@ -195,11 +233,19 @@ class Server:
                 continue
             if not tickets:  # woken by `stop`
                 continue
-            answers = answer_batch(self._service, tickets=tickets)
-            self._post(lambda tickets=tickets, answers=answers: self._finish(tickets, answers))
+            answers, seconds = self._timed(tickets)
+            self._post(lambda done=(tickets, answers, seconds): self._finish(*done))
 
-    def _finish(self, tickets: list[Ticket[ClientId]], answers: list[Answer]) -> None:
+    def _is_quick(self) -> bool:
+        return len(self._durations) == _REMEMBERED_BATCHES and max(self._durations) < _QUICK_SECONDS
+
+    def _timed(self, tickets: list[Ticket[ClientId]]) -> tuple[list[Answer], float]:
+        began = time.perf_counter()
+        return answer_batch(self._service, tickets=tickets), time.perf_counter() - began
+
+    def _finish(self, tickets: list[Ticket[ClientId]], answers: list[Answer], seconds: float) -> None:
         self._busy = False
+        self._durations.append(seconds)
         now = time.monotonic()
         for ticket, (frames, failed) in zip(tickets, answers, strict=True):
             self._reception.finish(ticket, frames, failed=failed, now=now)

@@ -27,6 +27,9 @@ HEARTBEAT_TIMEOUT_MS = 5000
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_TENSORS = 16
 MAX_DIMENSIONS = 8
+MAX_RELEASED = 1024
+FEATURE_ARENA = 1
+"""This side and the other may see each other's memory: same machine."""
 
 Buffer = bytes | bytearray | memoryview
 DtypeName = Literal[
@@ -60,6 +63,12 @@ class Kind(IntEnum):
     """Replica: send nothing more here; what is unanswered belongs to another replica."""
     BYE = 9
     """Client: forget me."""
+    ARENA = 10
+    """Either side: large tensors will lie there, if you can map it."""
+    MAPPED = 11
+    """Answer to ARENA: credit 1 if it is mapped, 0 if tensors have to travel as frames."""
+    RELEASE = 12
+    """Either side: these regions of your arena are read."""
 
 
 Code = Literal[
@@ -98,6 +107,12 @@ class Header(Struct, frozen=True, array_like=True, kw_only=True):
     expected: _Count = 0
     """HELLO: incarnation of the replica that the client looks for; 0 takes any."""
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MAX_TENSORS)] = ()
+    features: _Count = 0
+    """HELLO, WELCOME: what this side can do beyond the first version; see FEATURE_ARENA."""
+    arena: Annotated[tuple[_Count, ...], Meta(max_length=4)] = ()
+    """ARENA: process, descriptor, inode and size."""
+    released: Annotated[tuple[_Count, ...], Meta(max_length=MAX_RELEASED)] = ()
+    """RELEASE: numbers of regions."""
 
 
 class Nothing(Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ def message(tensors: dict[str, np.ndarray]) -> list[Buffer]:
 def with_table(row: object, data: bytes) -> list[Buffer]:
     """A message whose table has one row that our own encoder would not write."""
     header: list[object] = list(msgspec.msgpack.decode(pack(Header(kind=Kind.REQUEST, request=1))[0]))
-    header[-1] = [row]
+    header[Header.__struct_fields__.index("tensors")] = [row]
     return [msgspec.msgpack.encode(header), b"\x80", data]
 
 

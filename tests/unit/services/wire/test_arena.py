@@ -1,0 +1,128 @@
+"""Shared memory between two processes: regions are given out once, read where they lie, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from services.wire.arena import (
+    ArenaError,
+    Place,
+    ReadArena,
+    SendArena,
+    is_envelope,
+    pack_envelope,
+    unpack_envelope,
+)
+
+MIB = 1 << 20
+
+
+def test_what_one_side_writes_the_other_reads_in_place() -> None:
+    arena = SendArena(MIB)
+    reader = ReadArena(arena.address)
+    places = arena.write([b"abc", bytes(100_000), b""])
+    assert places is not None
+    assert [bytes(reader.read(place)) for place in places] == [b"abc", bytes(100_000), b""]
+    assert reader.read(places[0]).readonly
+    arena.close()
+    assert bytes(reader.read(places[0])) == b"abc"
+
+
+def test_regions_are_never_given_out_twice_and_come_back_whole() -> None:
+    """Many sizes in random order: no two regions in use overlap, and in the end all is free again."""
+    generator = random.Random(3)
+    arena = SendArena(MIB)
+    used: dict[int, tuple[int, int]] = {}
+    refused = 0
+    for _ in range(3000):
+        if used and generator.random() < 0.48:
+            number = generator.choice(list(used))
+            arena.release(number)
+            del used[number]
+            continue
+        size = generator.choice([0, 1, 64, 1000, 60_000, 200_000])
+        places = arena.write([bytes(size)])
+        if places is None:
+            refused += 1
+            continue
+        (place,) = places
+        begin, end = place.offset - 64, place.offset + place.size
+        assert all(end <= start or begin >= stop for start, stop in used.values())
+        used[place.number] = (begin, end)
+    assert refused
+    for number in used:
+        arena.release(number)
+    assert arena.used == 0
+    assert arena.write([bytes(MIB - 64)]) is not None
+
+
+def test_what_does_not_fit_is_not_written_at_all() -> None:
+    arena = SendArena(MIB)
+    assert arena.write([bytes(MIB // 2), bytes(MIB)]) is None
+    assert arena.used == 0
+    places = arena.write([bytes(MIB // 2)])
+    assert places is not None
+    assert arena.write([bytes(MIB // 2)]) is None
+    arena.release(places[0].number)
+    arena.release(places[0].number)
+    assert arena.write([bytes(MIB // 2)]) is not None
+
+
+def test_a_region_that_was_reused_is_found() -> None:
+    arena = SendArena(MIB)
+    reader = ReadArena(arena.address)
+    (first,) = arena.write([b"first"]) or []
+    arena.release(first.number)
+    arena.write([b"other"])
+    with pytest.raises(ArenaError, match=f"region {first.number} is {first.number + 1}"):
+        reader.read(first)
+
+
+@pytest.mark.parametrize("change", [{"offset": 0}, {"offset": 65}, {"offset": MIB}, {"size": MIB}, {"size": 2**60}])
+def test_places_outside_the_arena_are_refused(change: dict[str, int]) -> None:
+    arena = SendArena(MIB)
+    (place,) = arena.write([b"x"]) or []
+    with pytest.raises(ArenaError, match="not in an arena"):
+        ReadArena(arena.address).read(replace(place, **change))
+
+
+def test_another_file_process_or_size_is_refused() -> None:
+    arena = SendArena(MIB)
+    with open(os.devnull) as other, pytest.raises((ArenaError, OSError)):  # noqa: PTH123
+        ReadArena(arena.address._replace(descriptor=other.fileno()))
+    with pytest.raises(OSError, match="No such file"):
+        ReadArena(arena.address._replace(pid=2**22 + 1))
+    with pytest.raises(ArenaError, match="bytes"):
+        ReadArena(arena.address._replace(size=2 * MIB))
+    with pytest.raises(ArenaError, match="descriptor"):
+        ReadArena(arena.address._replace(inode=1))
+
+
+def test_an_arena_ends_with_its_process() -> None:
+    """Report 6 (mosaicml/streaming#781): a stale name kept the next run from starting. There are no names here."""
+    code = (
+        "import os, signal; from services.wire.arena import SendArena; arena = SendArena(1 << 20);"
+        "print(arena.address.pid, arena.address.descriptor, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    pid, descriptor = found.stdout.split()
+    assert not os.path.exists(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH110
+    assert [name for name in os.listdir("/dev/shm") if "gkr" in name] == []  # noqa: PTH208
+
+
+def test_envelopes() -> None:
+    places = [Place(1, 64, 5), Place(2**60, 128, 0)]
+    packed = pack_envelope(places)
+    assert is_envelope(packed)
+    assert not is_envelope(b"\x9e\x01")
+    assert not is_envelope(b"")
+    assert unpack_envelope(packed, most=16) == places
+    for broken in (packed[:3], packed[:-1], packed + b"x", b"\xc1\0\0\0", pack_envelope(places * 10)):
+        with pytest.raises(ArenaError):
+            unpack_envelope(broken, most=16)
