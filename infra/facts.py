@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -21,12 +21,17 @@ from spec.machines import machine
 from spec.stack_fabric import DeviceMode
 from spec.stack_platform import PlatformStack
 
+Said = TypeVar("Said", bound=Record)
+"""What a stack says to those that build on it."""
+
 REGION_OUTPUT = "facts"
 """Output of a region stack: `RegionFacts` as plain data."""
 KUBECONFIG_OUTPUT = "kubeconfig"
 """Output of a region stack: how its cluster is reached; secret."""
 PLATFORM_OUTPUT = "facts"
 """Output of a platform stack: `ClusterFacts` as plain data."""
+SECRETS = "secrets"
+"""Secret configuration of a platform stack: JSON of Kubernetes Secret to its keys and values. Optional."""
 NAMESPACE = "gkr-system"
 NAME = "gkr-facts"
 KEY = "facts.json"
@@ -94,19 +99,26 @@ class RegionFacts(Record):
 
 def read_region(value: Mapping[str, Any] | None, *, stack: str) -> RegionFacts:
     """What a region stack exported; ConfigError names the stack and the command that makes it say the rest."""
+    return read_output(RegionFacts, value, stack=stack, output=REGION_OUTPUT)
+
+
+def read_output(model: type[Said], value: Mapping[str, Any] | None, *, stack: str, output: str) -> Said:
+    """An output of the stack below, leniently: a newer writer may say more. What is missing is a ConfigError with the
+    name of the stack that should have said it and the command that makes it.
+    """
     remedy = f"run: make up STACK={stack}"
     if value is None:
         raise ConfigError(
-            f"stack {stack} has no output {REGION_OUTPUT}: it was never brought up, or has been taken down",
+            f"stack {stack} has no output {output}: it was never brought up, or has been taken down",
             hint=f"{remedy}, then this stack again",
             where=stack,
         )
     try:
-        return RegionFacts.model_validate(_whole_numbers(value), extra="ignore")
+        return model.model_validate(_whole_numbers(value), extra="ignore")
     except ValidationError as error:
         faults = [_fault(one["loc"], one["msg"], missing=one["type"] == "missing") for one in error.errors()]
         raise ConfigError(
-            f"facts of stack {stack} cannot be used: {'; '.join(faults)}",
+            f"{output} of stack {stack} cannot be used: {'; '.join(faults)}",
             hint=f"{remedy} with this version of the repository, then this stack again",
             where=stack,
         ) from None

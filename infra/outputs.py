@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
-from infra.facts import KUBECONFIG_OUTPUT, PLATFORM_OUTPUT, REGION_OUTPUT
+from infra.facts import KUBECONFIG_OUTPUT, PLATFORM_OUTPUT, REGION_OUTPUT, read_output
 from spec.base import Record
-from spec.errors import ConfigError
 
 __all__ = ["GLOBAL_OUTPUT", "KUBECONFIG_OUTPUT", "PLATFORM_OUTPUT", "REGION_OUTPUT", "GlobalFacts", "read_global"]
 
@@ -46,24 +43,4 @@ class GlobalFacts(Record):
 
 def read_global(value: Mapping[str, Any] | None, *, stack: str) -> GlobalFacts:
     """What a global stack exported; ConfigError names the stack and the command."""
-    remedy = f"run: make up STACK={stack}"
-    if value is None:
-        raise ConfigError(
-            f"stack {stack} has no output {GLOBAL_OUTPUT}: it was never brought up, or has been taken down",
-            hint=f"{remedy}, then this stack again",
-            where=stack,
-        )
-    try:
-        return GlobalFacts.model_validate(value, extra="ignore")
-    except ValidationError as error:
-        faults = "; ".join(_fault(one["loc"], one["msg"], missing=one["type"] == "missing") for one in error.errors())
-        raise ConfigError(
-            f"output {GLOBAL_OUTPUT} of stack {stack} cannot be used: {faults}",
-            hint=f"{remedy} with this version of the repository, then this stack again",
-            where=stack,
-        ) from None
-
-
-def _fault(path: tuple[str | int, ...], message: str, *, missing: bool) -> str:
-    where = ".".join(str(part) for part in path)
-    return f"field {where} is missing" if missing else f"field {where}: {message[:1].lower()}{message[1:]}"
+    return read_output(GlobalFacts, value, stack=stack, output=GLOBAL_OUTPUT)

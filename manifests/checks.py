@@ -7,8 +7,9 @@ from typing import Any
 
 from manifests import fabric, names
 from spec.errors import ConfigError
-from spec.machines import machine
+from spec.machines import Machine, machine
 from spec.plan import LearnerPlan, Plan
+from spec.stack_pods import pod_faults
 from spec.units import format_bytes
 
 MOST_WORKER_GROUPS = 7
@@ -74,6 +75,16 @@ def _check_group(learner: LearnerPlan, group: str) -> None:
             f"{len(learner.nodes)} nodes of learner {learner.name} would have to talk over {row.name}'s fabric "
             f"{row.fabric}, which is not built; over plain TCP they would train at a small part of the speed",
             hint="use one node, or another GPU type",
+        )
+
+
+def check_pod(template: dict[str, Any], *, row: Machine) -> None:
+    """A pod on a whole machine as its fabric needs it: a wrong one starts all the same, and trains over TCP."""
+    faults = pod_faults(template, row=row, ray_container=names.RAY_CONTAINER)
+    if faults:
+        raise ConfigError(
+            f"pods of {row.name} would not reach each other's GPUs: {'; '.join(faults)}",
+            hint="mend manifests/pods.py or manifests/fabric.py, which made the pod",
         )
 
 

@@ -7,13 +7,13 @@ region's stack runs must be that of `TCPXO_DAEMON`. Sources: Google's pages and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from spec.machines import Fabric as FabricName
 from spec.machines import Machine
+from spec.stack_pods import interface_annotations
 
 TCPXO_DAEMON = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpxo/tcpgpudmarxd-dev:v1.0.21"
 TCPXO_PLUGIN = "v1.0.15"
@@ -51,7 +51,7 @@ def pod_fabric(row: Machine, *, gpus: int) -> PodFabric:
     make = FABRICS.get(row.fabric)
     if gpus < row.gpus or make is None:
         return PodFabric(env=dict(CONTROL_ENV))
-    return make()
+    return make(row)
 
 
 def is_built(row: Machine) -> bool:
@@ -59,7 +59,7 @@ def is_built(row: Machine) -> bool:
     return row.fabric == "none" or row.fabric in FABRICS
 
 
-def _tcpxo() -> PodFabric:
+def _tcpxo(row: Machine) -> PodFabric:
     """A3 Mega: a daemon beside the trainer receives into GPU memory; NCCL finds it through the plugin's profile."""
     libraries = {"name": "nvidia-install-dir-host", "mountPath": _NVIDIA}
     daemon = {
@@ -88,10 +88,7 @@ def _tcpxo() -> PodFabric:
     }  # fmt: skip
     devices = "".join(f"- path: {path}\n" for path in _DEVICES)
     return PodFabric(
-        annotations={
-            "devices.gke.io/container.tcpxo-daemon": devices,
-            **_interfaces([f"vpc{index}" for index in range(1, 9)]),
-        },
+        annotations={"devices.gke.io/container.tcpxo-daemon": devices, **interface_annotations(row)},
         env={
             **CONTROL_ENV,
             "LD_LIBRARY_PATH": _LIBRARIES,
@@ -112,10 +109,10 @@ def _tcpxo() -> PodFabric:
     )
 
 
-def _gib() -> PodFabric:
+def _gib(row: Machine) -> PodFabric:
     """A3 Ultra and A4: RDMA devices in the pod, NCCL's gIB plugin from the node. No daemon, no privilege."""
     return PodFabric(
-        annotations=_interfaces(["gvnic-1", *(f"rdma-{index}" for index in range(8))]),
+        annotations=interface_annotations(row),
         env={
             **CONTROL_ENV,
             "LD_LIBRARY_PATH": _LIBRARIES,
@@ -134,13 +131,7 @@ def _gib() -> PodFabric:
     )
 
 
-FABRICS: Mapping[FabricName, Callable[[], PodFabric]] = {"tcpxo": _tcpxo, "rdma": _gib}
-
-
-def _interfaces(networks: list[str]) -> dict[str, str]:
-    """eth0 is the cluster's network, then the machine's own in the order of its node pool."""
-    found = [{"interfaceName": f"eth{index}", "network": name} for index, name in enumerate(["default", *networks])]
-    return {"networking.gke.io/default-interface": "eth0", "networking.gke.io/interfaces": json.dumps(found)}
+FABRICS: Mapping[FabricName, Callable[[Machine], PodFabric]] = {"tcpxo": _tcpxo, "rdma": _gib}
 
 
 def _host(name: str, path: str) -> dict[str, Any]:

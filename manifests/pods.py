@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from manifests import containers, fabric, labels, names, placing, values
+from manifests import checks, containers, fabric, labels, names, placing, values
 from spec.machines import machine, machine_of_gpu
 from spec.plan import LearnerPlan, NodePlan, Plan, ServicePlan
 
 RAY_MEMORY = 512 * 2**20
 """What Ray's own processes take beside a replica, or beside a node that is not a whole machine."""
+KEYS_GROUP = 1000
 OBJECT_STORE = 80 * 2**20
 """Ray's shared memory; nothing but control messages goes through Ray, and it accepts no less than 75 MiB."""
 SPARE_SHM = 48 * 2**20
@@ -86,7 +87,10 @@ def trainer(plan: Plan, *, learner: LearnerPlan, node: NodePlan) -> dict[str, An
         annotations=placing.topology(learner.site, together=True) if gpus else {},
         fabric=fabric.pod_fabric(row, gpus=node.gpus),
     )
-    return _template(plan, learner, wants)
+    template = _template(plan, learner, wants)
+    if wants.fabric.annotations:
+        checks.check_pod(template, row=row)
+    return template
 
 
 def service(plan: Plan, *, learner: LearnerPlan, service: ServicePlan) -> dict[str, Any]:
@@ -118,7 +122,7 @@ def ray_cores(cores: float) -> str:
 def _template(plan: Plan, learner: LearnerPlan, wants: _Wants) -> dict[str, Any]:
     site, code = learner.site, plan.code is not None
     shm_mount, shm_volume = containers.shared_memory(wants.shm)
-    shared = containers.mounts(site, code=code)
+    shared, keys = containers.mounts(site, code=code), plan.syncer is not None
     container: dict[str, Any] = {
         "name": names.RAY_CONTAINER,
         "image": learner.image,
@@ -133,7 +137,7 @@ def _template(plan: Plan, learner: LearnerPlan, wants: _Wants) -> dict[str, Any]
         ),
         "securityContext": containers.HARDENED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _by_path([*shared, shm_mount, *wants.fabric.mounts]),
+        "volumeMounts": _by_path([*containers.mounts(site, code=code, keys=keys), shm_mount, *wants.fabric.mounts]),
     }
     if wants.ports:
         container["ports"] = wants.ports
@@ -146,7 +150,7 @@ def _template(plan: Plan, learner: LearnerPlan, wants: _Wants) -> dict[str, Any]
         account=names.account(learner),
         containers=[container],
         volumes=[
-            *containers.volumes(site, config_map=learner.job, code=code), shm_volume, *wants.fabric.volumes,
+            *containers.volumes(site, config_map=learner.job, code=code, keys=keys), shm_volume, *wants.fabric.volumes,
         ],
         affinity=wants.affinity,
     )  # fmt: skip
@@ -189,6 +193,10 @@ def pod_spec(
         "terminationGracePeriodSeconds": values.seconds(plan.timeouts.grace),
         "volumes": sorted(volumes, key=lambda one: one["name"]),
     }
+    if plan.syncer is not None:
+        # Images bring their own user, and files of a Secret are root's: through this group, whose number means nothing,
+        # the processes of the pod, and they only, may read its keys.
+        spec["securityContext"] = {"fsGroup": KEYS_GROUP}
     if site_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in site_pull_secrets]
     return spec

@@ -124,7 +124,9 @@ def _reservations(regions: Mapping[str, RegionStack]) -> Iterator[Refusal]:
 
 
 def _unique(stacks: Stacks, regions: Mapping[str, RegionStack]) -> Iterator[Refusal]:
-    """Names that can exist once: clusters by which experiments choose, and buckets, which the whole world shares."""
+    """Names that can exist once: clusters by which experiments choose, buckets, which the whole world shares, and the
+    networks of one project.
+    """
     names: dict[tuple[str, str], Path] = {}
     entries: list[tuple[str, str, Path]] = [
         ("cluster", one.cluster.name, (name, "cluster", "name")) for name, one in regions.items()
@@ -135,6 +137,8 @@ def _unique(stacks: Stacks, regions: Mapping[str, RegionStack]) -> Iterator[Refu
         if not isinstance(one, PlatformStack):
             for index, bucket in enumerate(one.buckets):
                 entries.append(("bucket", bucket.name, (name, "buckets", index, "name")))
+        if isinstance(one, GlobalStack):
+            entries.append(("network", f"{one.project}/{one.network.name}", (name, "network", "name")))
     for kind, text, path in entries:
         taken = names.setdefault((kind, text), path)
         if taken[0] != path[0]:
@@ -144,19 +148,20 @@ def _unique(stacks: Stacks, regions: Mapping[str, RegionStack]) -> Iterator[Refu
 
 
 def _quota(stacks: Stacks, regions: Mapping[str, RegionStack]) -> Iterator[Refusal]:
-    for name, shared in stacks.items():
-        if not isinstance(shared, GlobalStack):
-            continue
+    """The quota is a project's, which environments may share."""
+    environments = {name: one for name, one in stacks.items() if isinstance(one, GlobalStack)}
+    for name, shared in environments.items():
+        primary = sum(one.project == shared.project for one in environments.values())
         parts = {
             region: sum(vpcs(machine(row)) for row, one in config.fabrics.items() if one.mode == "device")
             for region, config in regions.items()
-            if config.global_stack == name
+            if config.project == shared.project
         }
-        total = 1 + sum(parts.values())
+        total = primary + sum(parts.values())
         if total > shared.network.networks_quota:
             shown = ", ".join(f"{region} {count}" for region, count in parts.items() if count)
             message = (
-                f"regions need {total} networks (the primary one, {shown}) and the project may have"
+                f"stacks of project {shared.project} need {total} networks (primary {primary}, {shown}) and it may have"
                 f" {shared.network.networks_quota}; the last cluster's fabric could not be made"
             )
             hint = "ask for more of the quota NETWORKS, then write here what was granted"

@@ -120,8 +120,10 @@ class SharedRay(Document):
     """Where the head keeps its state; default: nowhere, a restarted head starts the services again."""
     services: dict[Name, ServiceConfig] = Field(min_length=1)
     """Services by name, which experiments refer to with `shared: true`."""
-    model: str = ""
-    """URI of what the services load; {bucket} stands for the region's bucket."""
+    manifest: str = ""
+    """URI of the manifest of the dataset that services load before they answer; {bucket} stands for the region's
+    bucket. Default: they load what a call names.
+    """
     first_port: int = Field(default=7200, ge=1024, le=65000)
     """Port of the first replica; the others follow."""
 

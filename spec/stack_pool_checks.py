@@ -263,6 +263,7 @@ def _fabrics(config: RegionStack) -> Iterator[Refusal]:
     if len(modes) > 1:
         message = "one fabric is of mode device and another dranet; GKE allows only one of them in a cluster"
         yield Refusal(("fabrics",), message, hint="use one mode", key=True)
+    yield from _shared_names(config)
     for name, one in config.fabrics.items():
         path: Path = ("fabrics", name)
         row = _row(name)
@@ -286,6 +287,24 @@ def _fabrics(config: RegionStack) -> Iterator[Refusal]:
                 f"GPU networks of {name} need packets of {row.fabric_mtu}, not {one.mtu}; GPUDirect would not start"
             )
             yield Refusal((*path, "mtu"), message, hint="remove mtu")
+
+
+def _shared_names(config: RegionStack) -> Iterator[Refusal]:
+    """Network objects are known by name alone, so two fabrics of one cluster need names of their own."""
+    taken: dict[str, str] = {}
+    for machine_name, one in config.fabrics.items():
+        row = _row(machine_name)
+        names = [network.name for network in fabric_networks(row)] if row and one.mode == "device" else []
+        others = dict.fromkeys(taken[name] for name in names if name in taken)
+        for other in others:
+            message = (
+                f"the fabrics of {machine_name} and {other} both have networks called"
+                f" {', '.join(name for name in names if taken.get(name) == other)}; a cluster has one Network object of"
+                " a name, and pods of one machine would be given the other's networks"
+            )
+            hint = "bring one of the two machines up in another region's stack"
+            yield Refusal(("fabrics", machine_name), message, hint=hint, also=(("fabrics", other),), key=True)
+        taken |= dict.fromkeys(names, machine_name)
 
 
 def _fabric_size(path: Path, config: RegionStack, row: Machine, cidr: str) -> Iterator[Refusal]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stack", default="", help="name of the stack, where no step says it")
     parser.add_argument("--rule", action="append", default=[], choices=sorted(RULES), help="only this rule")
     parser.add_argument("--list", action="store_true", help="print every rule")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options = parser.parse_args(arguments)
     if options.list or options.preview is None:
-        for name, rule in RULES.items():
-            sys.stdout.write(f"{name:22} {(rule.__doc__ or '').splitlines()[0]}\n")
+        rules = {name: (rule.__doc__ or "").splitlines()[0] for name, rule in RULES.items()}
+        _print(rules, [f"{name:22} {text}" for name, text in rules.items()], output=options.output)
         return EXIT_OK
     try:
         stack, resources = _resources(options.preview, stack=options.stack)
@@ -38,9 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RemedyError as error:
         sys.stderr.write(f"error: {error}\n  hint: {error.hint}\n")
         return EXIT_CONFIG
-    for one in found:
-        sys.stdout.write(f"{one}\n")
+    _print([one.document() for one in found], [str(one) for one in found], output=options.output)
     return EXIT_REFUSED if any(one.severity == "refuse" for one in found) else EXIT_OK
+
+
+def _print(document: object, lines: Sequence[str], *, output: str) -> None:
+    text = json.dumps(document, indent=2) if output == "json" else "\n".join(lines)
+    sys.stdout.write(f"{text}\n" if text else "")
 
 
 def _resources(name: str, *, stack: str) -> tuple[str, list[Resource]]:

@@ -21,6 +21,7 @@ from infra.policy.resource import (
 GOOGLES_REGISTRIES = ("us-docker.pkg.dev/gce-ai-infra/", "gke.gcr.io/", "gcr.io/gke-release/")
 """Google publishes its installers under version tags."""
 INTERNAL = ("networking.gke.io/load-balancer-type", "cloud.google.com/load-balancer-type")
+_PLACEHOLDER = re.compile(r"(?P<name>[\w./:-]+)@sha256:0{64}")
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 _TAG = re.compile(r":(?P<tag>[\w][\w.-]*)$")
 _SECRET_NAME = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY|API_KEY", re.IGNORECASE)
@@ -57,6 +58,34 @@ def _is_ours(image: str, settings: Settings) -> bool:
     if settings.registries:
         return image.startswith(settings.registries)
     return "-docker.pkg.dev/" in image and not image.startswith(GOOGLES_REGISTRIES)
+
+
+def no_placeholder_images(resource: Resource, settings: Settings) -> Iterator[Finding]:
+    """The examples name images by a digest of zeros, which a preview may show and nobody can pull."""
+    if not resource.type.startswith("kubernetes:"):
+        return
+    names = [match["name"] for text in _all_texts(resource.inputs) for match in _PLACEHOLDER.finditer(text)]
+    for name in dict.fromkeys(names):
+        registry, _, last = name.rpartition("/")
+        yield finding(
+            resource, "placeholder-image", severity="refuse" if settings.applies else "warn", final=True,
+            message=f"image {name} has the digest of an example, all zeros: no registry has it, its pods would never"
+            " start, and `up` is refused",
+            remedy=f"run `make image NAME={last} PUSH={registry or 'REGISTRY'}`, which prints the digest, and write it"
+            " into the stack's file",
+        )  # fmt: skip
+
+
+def _all_texts(value: Any) -> Iterator[str]:
+    """Every text in an object: an image may also be named in facts, inside a ConfigMap."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in cast("Mapping[str, Any]", value).values():
+            yield from _all_texts(inner)
+    elif isinstance(value, list):
+        for inner in cast("list[Any]", value):
+            yield from _all_texts(inner)
 
 
 def containers(value: Any) -> Iterator[Mapping[str, Any]]:

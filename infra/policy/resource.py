@@ -48,6 +48,15 @@ class Finding:
     message: str
     """What is wrong and what it would cause."""
     remedy: str
+    final: bool = False
+    """A refusal that no label lifts: what is declared could not work."""
+
+    def document(self) -> dict[str, str]:
+        """The same for a program."""
+        return {
+            "rule": self.rule, "severity": self.severity, "resource": self.name, "type": self.type,
+            "message": self.message, "remedy": self.remedy,
+        }  # fmt: skip
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.name} ({self.type}): {self.message} [{self.rule}]\n  hint: {self.remedy}"
@@ -74,6 +83,8 @@ class Settings:
     """Prefixes of our own registries, whose images must be given by digest; empty: every `-docker.pkg.dev` one that
     is not Google's own.
     """
+    applies: bool = False
+    """The change is about to be made for real, not only looked at."""
     engine: bool = True
     """The inputs come from the engine, which has masked the secrets; mocks do not mask."""
 
@@ -137,9 +148,11 @@ def is_set(value: Any) -> bool:
     return value not in (None, "", [], {}, False)
 
 
-def finding(resource: Resource, rule: str, *, message: str, remedy: str, severity: Severity = "refuse") -> Finding:
+def finding(
+    resource: Resource, rule: str, *, message: str, remedy: str, severity: Severity = "refuse", final: bool = False
+) -> Finding:
     """A finding about this resource."""
-    return Finding(rule, severity, resource.type, resource.name, message, remedy)
+    return Finding(rule, severity, resource.type, resource.name, message, remedy, final)
 
 
 def machine_of(resource: Resource) -> Machine | None:

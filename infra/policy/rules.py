@@ -15,7 +15,12 @@ from infra.policy.cloud import (
 )
 from infra.policy.gpus import gpu_capacity, gpu_fabric, gpu_taint
 from infra.policy.identity import no_broad_roles, no_policy_takeover, no_public_members, no_service_account_keys
-from infra.policy.kubernetes import images_by_digest, no_clear_secrets, no_public_load_balancer
+from infra.policy.kubernetes import (
+    images_by_digest,
+    no_clear_secrets,
+    no_placeholder_images,
+    no_public_load_balancer,
+)
 from infra.policy.resource import Finding, Resource, Rule, Settings
 
 RULES: dict[str, Rule] = {
@@ -29,6 +34,7 @@ RULES: dict[str, Rule] = {
     "gpu-taint": gpu_taint,
     "gpu-fabric": gpu_fabric,
     "image-by-digest": images_by_digest,
+    "placeholder-image": no_placeholder_images,
     "deletion-protection": deletion_protection,
     "buckets": buckets,
     "service-account-keys": no_service_account_keys,

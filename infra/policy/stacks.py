@@ -18,7 +18,7 @@ def stack_names(folder: Path) -> list[str]:
     return sorted(path.name.removeprefix(PREFIX).removesuffix(SUFFIX) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
 
 
-def settings_for(stack: str, *, stacks: Iterable[str], engine: bool = True) -> Settings:
+def settings_for(stack: str, *, stacks: Iterable[str], engine: bool = True, applies: bool = False) -> Settings:
     """A region or platform stack makes things in its region only; a global stack in every region that has a stack."""
     name = parse_stack_name(stack)
     peers = [parse_stack_name(one) for one in stacks]
@@ -28,4 +28,5 @@ def settings_for(stack: str, *, stacks: Iterable[str], engine: bool = True) -> S
         regions=frozenset(one for one in regions if one) if name.environment != "local" else frozenset(),
         labels=LABELS,
         engine=engine,
+        applies=applies,
     )

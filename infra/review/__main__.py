@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RemedyError as error:
         sys.stderr.write(f"error: {error}\n  hint: {error.hint}\n")
         return EXIT_CONFIG
-    text = comment(found) if options.format == "markdown" else json.dumps(summary(found), indent=2) + "\n"
-    if options.output:
-        Path(options.output).write_text(text, encoding="utf-8")
+    text = comment(found) if options.output == "text" else json.dumps(summary(found), indent=2) + "\n"
+    if options.to:
+        Path(options.to).write_text(text, encoding="utf-8")
     else:
         sys.stdout.write(text)
     for block in found.blocks:
@@ -55,7 +55,8 @@ def _review(options: argparse.Namespace) -> Review:
     preview = read_preview(text, stack=options.stack, where=name)
     if not preview.stack:
         raise ConfigError("no step names the stack", hint="say --stack ENV.REGION", where=name)
-    settings = settings_for(preview.stack, stacks=[*stack_names(STACKS), preview.stack])
+    stacks = [*stack_names(STACKS), preview.stack]
+    settings = settings_for(preview.stack, stacks=stacks, applies=options.before_up)
     return review(preview, settings=settings, labels=options.label)
 
 
@@ -80,10 +81,11 @@ def summary(found: Review) -> dict[str, object]:
              "after": count.after}
             for place, count in found.gpus.items()
         ],
-        "policy": [
-            {"rule": one.rule, "severity": one.severity, "resource": one.name, "message": one.message}
-            for one in found.findings
+        "restarts": [
+            {"resource": one.step.name, "gpus": one.gpus, "fields": [field.path for field in one.fields]}
+            for one in found.restarts
         ],
+        "policy": [one.document() for one in found.findings],
     }  # fmt: skip
 
 
@@ -92,8 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("preview", help="file with the engine's JSON preview, or - for standard input")
     parser.add_argument("--stack", default="", help="name of the stack, where no step says it")
     parser.add_argument("--label", action="append", default=[], help="a label of the change; may be given again")
-    parser.add_argument("--format", choices=("markdown", "json"), default="markdown")
-    parser.add_argument("--output", default="", help="write the comment to this file instead of standard output")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="text is Markdown")
+    parser.add_argument("--to", default="", metavar="FILE", help="write there instead of to standard output")
+    parser.add_argument(
+        "--before-up", action="store_true", help="the change follows at once: refuse what only examples say"
+    )
     parser.add_argument("--expect-no-changes", action="store_true", help="exit 6 if anything would change (drift)")
     parser.add_argument("--report-only", action="store_true", help="exit 0 also if something blocks the change")
     return parser

@@ -19,6 +19,9 @@ LONGEST = 60_000
 """GitHub refuses comments of more than 65,536 characters."""
 _FIELDS_SHOWN = 4
 _ROWS_SHOWN = 40
+_LINES_SHOWN = 80
+_LINES_OPEN = 10
+_NAMES_SHOWN = 20
 _WHY = {Weight.PROTECTED: "protected", Weight.GPUS: "GPUs", Weight.DATA: "data", Weight.NONE: ""}
 _DONE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "import": "imported",
          "same": "unchanged"}  # fmt: skip
@@ -86,9 +89,13 @@ def _forced_by(loss: Loss) -> str:
 def _restarts(review: Review) -> list[str]:
     if not review.restarts:
         return []
-    rows = [(_resource(one.step), _fields(one.fields)) for one in review.restarts]
+    rows = [(_resource(one.step), str(one.gpus or ""), _fields(one.fields)) for one in review.restarts]
     text = "Updated in place, but every node is drained and made anew, as fast as the pool's upgrade settings allow:"
-    return ["#### Nodes made anew", text, _table(("pool", "because of"), rows[:_ROWS_SHOWN]) + _more(len(rows))]
+    return [
+        "#### Nodes made anew",
+        text,
+        _table(("pool", "GPUs", "because of"), rows[:_ROWS_SHOWN], right={1}) + _more(len(rows)),
+    ]
 
 
 def _ignored(review: Review) -> list[str]:
@@ -103,12 +110,13 @@ def _gpus(review: Review) -> list[str]:
     if not review.gpus:
         return []
     rows = [(place.region, place.gpu, _cell(_capacity(place.capacity)), *_counts(count.before, count.after),
-             f"{min(count.replaced, count.after)} made anew" if count.replaced and count.after else "")
+             f"{count.replaced} {'made anew' if count.after else 'end first'}" if count.replaced else "")
             for place, count in review.gpus.items()]  # fmt: skip
     before = sum(one.before for one in review.gpus.values())
     after = sum(one.after for one in review.gpus.values())
     if len(rows) > 1:
-        rows.append(("all", "", "", *_counts(before, after), ""))
+        away = sum(one.replaced for one in review.gpus.values())
+        rows.append(("all", "", "", *_counts(before, after), f"{away} away for a time" if away else ""))
     head = ("region", "GPU", "capacity", "before", "after", "change", "meanwhile")
     parts = ["#### GPUs", _table(head, rows, right={3, 4, 5})]
     if after < before:
@@ -132,12 +140,16 @@ def _capacity(text: str) -> str:
 def _policy(review: Review) -> list[str]:
     if not review.findings:
         return []
+    names: dict[tuple[str, str, str, str], list[str]] = {}
+    for one in review.findings:
+        same = (one.severity, one.rule, one.message, one.remedy)
+        names.setdefault(same, []).append(f"`{_cell(one.name)}`")
     rows = [
-        (one.severity, one.rule, f"`{_cell(one.name)}`", f"{_cell(masked(one.message))}. Remedy: {_cell(one.remedy)}")
-        for one in review.findings[:_ROWS_SHOWN]
+        (severity, rule, _some(found), f"{_cell(masked(message))}. Remedy: {_cell(remedy)}")
+        for (severity, rule, message, remedy), found in names.items()
     ]
-    table = _table(("", "rule", "resource", "finding"), rows)
-    return ["#### Policy", table + _more(len(review.findings))]
+    table = _table(("", "rule", "resource", "finding"), rows[:_ROWS_SHOWN])
+    return ["#### Policy", table + _more(len(rows))]
 
 
 def _errors(review: Review) -> list[str]:
@@ -154,21 +166,36 @@ def _others(review: Review) -> list[str]:
         steps = [one for one in review.preview.steps if one.kind == kind and one.custom and one.urn not in shown]
         if not steps:
             continue
-        lines = [f"- {_resource(step)}{_detail(step)}" for step in steps[: _ROWS_SHOWN * 2]]
-        summary = (
-            f"<summary>{len(steps)} {'more ' if shown and kind in ('replace', 'delete') else ''}{_DONE[kind]}</summary>"
-        )
-        body = "\n".join(lines) + _more(len(steps), limit=_ROWS_SHOWN * 2)
-        parts.append(f"<details>{summary}\n\n{body}\n\n</details>")
+        lines = _by_type(steps)
+        more = "more " if shown and kind in ("replace", "delete") else ""
+        start = "<details open>" if kind == "update" and len(lines) <= _LINES_OPEN else "<details>"
+        body = "\n".join(lines[:_LINES_SHOWN]) + _more(len(lines), limit=_LINES_SHOWN)
+        parts.append(f"{start}<summary>{len(steps)} {more}{_DONE[kind]}</summary>\n\n{body}\n\n</details>")
     same = review.counts.get("same", 0)
     if same:
         parts.append(f"{same} unchanged.")
     return parts
 
 
+def _by_type(steps: Sequence[Step]) -> list[str]:
+    """One line for all of a type that change alike: a new region, or a new label, touches many things at once."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for step in steps:
+        names.setdefault((short_type(step.type), _detail(step)), []).append(f"`{_cell(step.name)}`")
+    return [
+        f"- {f'{len(found)} ' if len(found) > 1 else ''}{_cell(kind)} {_some(sorted(found))}{detail}"
+        for (kind, detail), found in sorted(names.items())
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    left = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {left} more" if left > 0 else "")
+
+
 def _detail(step: Step) -> str:
     if step.kept:
-        return ": forgotten, stays where it is"
+        return ": forgotten here, stays where it is and is still paid for"
     if step.kind not in ("update", "replace"):
         return ""
     rows = changes(step)
@@ -190,9 +217,9 @@ def _resource(step: Step) -> str:
 
 
 def short_type(resource_type: str) -> str:
-    """`gcp:container/nodePool:NodePool` as `gcp NodePool`, `kubernetes:apps/v1:DaemonSet` as `kubernetes DaemonSet`."""
-    provider, *_, last = resource_type.split(":")
-    return f"{provider} {last}"
+    """`gcp:lustre/instance:Instance` as `lustre Instance`, `kubernetes:apps/v1:DaemonSet` as `kubernetes DaemonSet`."""
+    provider, *module, last = resource_type.split(":")
+    return f"{module[0].split('/')[0]} {last}" if provider == "gcp" and module else f"{provider} {last}"
 
 
 def _table(
@@ -208,7 +235,7 @@ def _cell(text: str) -> str:
     """One line that cannot break out of its cell, close a code span, start HTML or call a person."""
     line = re.sub(r"\s+", " ", text).strip()
     line = line.replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"@(?=[A-Za-z])", "@\u200b", line)
+    return re.sub(r"(?<!\w)@(?=[A-Za-z0-9])", "@\u200b", line)
 
 
 def _signed(number: int) -> str:
@@ -223,5 +250,5 @@ def _cut(text: str, *, longest: int) -> str:
     if len(text) <= longest:
         return f"{text}\n"
     kept = text[: longest - 200].rsplit("\n", 1)[0]
-    open_details = kept.count("<details>") - kept.count("</details>")
+    open_details = kept.count("<details") - kept.count("</details>")
     return f"{kept}\n\n{'</details>' * open_details}\n\nCut here: the whole review is in the job's artifact.\n"

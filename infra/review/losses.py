@@ -100,7 +100,7 @@ def _loss(step: Step, *, total_gpus: int, attached: dict[str, int]) -> Loss:
 
 def _text(step: Step, *, gpus: int) -> str:
     if step.kept:
-        return "nothing: it is forgotten here and stays where it is"
+        return "nothing: it is forgotten here, stays where it is and is still paid for"
     if step.type == NODE_POOL:
         return _pool_text(step, gpus=gpus)
     if step.type in RESERVATION_TYPES:

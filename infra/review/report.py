@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from infra.policy import Finding, Settings, check
-from infra.review.capacity import Count, Place, gpus_by_place
+from infra.review.capacity import Count, Place, gpus_by_place, pool_gpus
 from infra.review.changes import Change, changes
 from infra.review.losses import Loss, Weight, losses
 from infra.review.preview import Diagnostic, Preview, Step
@@ -16,6 +16,9 @@ ALLOW_LOSS = "allow-loss"
 """Label of a change whose deletions and replacements a person has looked at."""
 ALLOW_POLICY = "allow-policy"
 """Label of a change whose policy findings a person accepts."""
+
+_PROTECTION = ("marked for protection", "because it is protected")
+"""In the engine's messages."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Restart:
 
     step: Step
     fields: tuple[Change, ...]
+    gpus: int
+    """GPUs of the pool."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +80,23 @@ class Review:
 
 def review(preview: Preview, *, settings: Settings, labels: Collection[str] = ()) -> Review:
     """Look at a preview; `labels` are those of the change."""
-    lost = losses(preview)
+    lost, restarts = losses(preview), _restarts(preview)
     findings = check(preview.resources(), settings=settings)
-    errors = [one for one in preview.diagnostics if one.severity == "error"]
+    errors = _errors(preview)
     return Review(
-        preview, tuple(lost), tuple(_restarts(preview)), tuple(_ignored(preview)), gpus_by_place(preview),
-        tuple(findings), tuple(errors), tuple(_blocks(lost, findings=findings, errors=errors, labels=labels)),
+        preview, tuple(lost), tuple(restarts), tuple(_ignored(preview)), gpus_by_place(preview),
+        tuple(findings), tuple(errors), tuple(_blocks(lost, restarts, findings=findings, errors=errors, labels=labels)),
         tuple(sorted(set(labels) & {ALLOW_LOSS, ALLOW_POLICY})),
     )  # fmt: skip
 
 
 def _blocks(
-    lost: Sequence[Loss], *, findings: Sequence[Finding], errors: Sequence[Diagnostic], labels: Collection[str]
+    lost: Sequence[Loss],
+    restarts: Sequence[Restart],
+    *,
+    findings: Sequence[Finding],
+    errors: Sequence[Diagnostic],
+    labels: Collection[str],
 ) -> list[Block]:
     found: list[Block] = []
     still = [one for one in lost if one.weight is Weight.PROTECTED and not _unprotects(one.step)]
@@ -98,14 +108,30 @@ def _blocks(
     if heavy and ALLOW_LOSS not in labels:
         found.append(Block(f"{_many(len(heavy), 'deletion or replacement', 'deletions or replacements')} of what is"
                            " protected, carries GPUs or holds data", ALLOW_LOSS))  # fmt: skip
-    refused = [one for one in findings if one.severity == "refuse"]
+    drained = [one for one in restarts if one.gpus]
+    if drained and ALLOW_LOSS not in labels:
+        gpus = sum(one.gpus for one in drained)
+        found.append(Block(f"every node of {_many(len(drained), 'pool', 'pools')} with {gpus} GPUs is made anew, and"
+                           " runs there go back to their last checkpoint", ALLOW_LOSS))  # fmt: skip
+    hopeless = [one for one in findings if one.severity == "refuse" and one.final]
+    if hopeless:
+        found.append(Block(f"{_many(len(hopeless), 'policy finding', 'policy findings')} about what could not work;"
+                           f" {hopeless[0].remedy}"))  # fmt: skip
+    refused = [one for one in findings if one.severity == "refuse" and not one.final]
     if refused and ALLOW_POLICY not in labels:
         found.append(Block(_many(len(refused), "policy finding", "policy findings"), ALLOW_POLICY))
-    others = [one for one in errors if "marked for protection" not in one.message
-              and "because it is protected" not in one.message]  # fmt: skip
-    if others:
-        found.append(Block(f"the preview failed: {_many(len(others), 'error', 'errors')}"))
+    if errors:
+        found.append(Block(f"the preview failed: {_many(len(errors), 'error', 'errors')}"))
     return found
+
+
+def _errors(preview: Preview) -> list[Diagnostic]:
+    """What the engine could not do, less its refusals to touch what is protected, which are said with the losses."""
+    errors = [one for one in preview.diagnostics if one.severity == "error"]
+    rest = [one for one in errors if not any(part in one.message for part in _PROTECTION)]
+    if len(rest) < len(errors):  # the engine's last word on its refusals
+        rest = [one for one in rest if one.message.removeprefix("error: ").strip() != "preview failed"]
+    return rest
 
 
 def _unprotects(step: Step) -> bool:
@@ -119,7 +145,7 @@ def _restarts(preview: Preview) -> list[Restart]:
         if step.kind == "update":
             fields = tuple(one for one in changes(step) if one.effect == "recreates nodes")
             if fields:
-                found.append(Restart(step, fields))
+                found.append(Restart(step, fields, pool_gpus(step)))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from infra.policy.resource import SECRET, UNKNOWN
 from infra.review.fields import plain_path
 
-_SIGNATURE = "4dabf18193072939515e22adb298388d"
+SIGNATURE = "4dabf18193072939515e22adb298388d"
 """Key of the envelope in which the engine writes secrets, assets and archives."""
 _NAMES = re.compile(
     r"password|passwd|secret|token|credential|private_?key|access_?key|api_?key|client_?key|kubeconfig|certificate"
@@ -56,7 +56,7 @@ def masked(text: str) -> str:
 
 
 def _hides(value: Any, *, path: str) -> bool:
-    if isinstance(value, dict) and _SIGNATURE in value:
+    if isinstance(value, dict) and SIGNATURE in value:
         return True
     names = plain_path(path)
     if names == "data" or names.startswith("data.") or re.search(r"\benv\.value$", names):

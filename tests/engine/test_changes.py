@@ -79,10 +79,11 @@ def test_another_order_of_networks_replaces_the_pools_and_is_blocked(up: World) 
     assert found.exit_code == EXIT_REFUSED
 
 
-def test_another_boot_disk_makes_every_node_anew_and_is_shown(up: World) -> None:
+def test_another_boot_disk_makes_every_node_anew_and_is_blocked(up: World) -> None:
     found = up.preview(REGION, "gpu_pools[0].boot_disk.size_gb=300")
     assert step(found, "ultra-1").kind == "update"
     assert [one.step.name for one in found.restarts] == ["ultra-1"]
+    assert [one.label for one in found.blocks] == ["allow-loss"]
 
 
 def test_a_removed_pool_is_refused_while_it_is_protected(up: World) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from infra.components.k8s.objects import declare
 from infra.components.k8s.operators import Operator, Source, image_values, install
-from infra.components.k8s.queues import Holdings, queue_objects
+from infra.components.k8s.queues import Holdings, local_queues, queue_objects
 from infra.components.k8s.webhook import webhook_objects
 from infra.facts import RegionFacts
 from manifests import values
@@ -93,39 +93,36 @@ class KueueStackArgs:
     kueue: Kueue
     source: Source
     region: RegionFacts
-    namespaces: Sequence[str]
-    """Of experiments."""
     holdings: Holdings
     """What the platform's own pods hold."""
     probe_image: str
     """An image with Python, in full."""
     site: Site
-    spaces: Sequence[pulumi.Resource]
-    """The namespaces of experiments and the platform's."""
+    space: pulumi.Resource
+    """The platform's own namespace."""
 
 
 class KueueStack(pulumi.ComponentResource):
-    """Declares them."""
+    """Declares them. `ready`: what namespaces of experiments wait for, before `open` gives them their queues."""
 
     def __init__(self, name: str, args: KueueStackArgs, *, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gkr:k8s:KueueStack", name, None, opts)
         ready = install(operator(args.kueue), source=args.source, parent=self, provider=args.provider)
         probe = webhook_objects(image=args.probe_image, site=args.site, version=args.source.version)
-        answers = declare(probe, parent=self, provider=args.provider, depends_on=[*ready, *args.spaces])
-        objects = queue_objects(args.kueue, region=args.region, namespaces=args.namespaces, holdings=args.holdings)
-        self.queues = [queue.name for queue in args.kueue.queues]
-        declared: list[pulumi.Resource] = []
+        answers = declare(probe, parent=self, provider=args.provider, depends_on=[*ready, args.space])
+        objects = queue_objects(args.kueue, region=args.region, holdings=args.holdings)
+        self._args = args
+        self.ready = list(answers)
         for kinds in _IN_TURN:
             some = [one for one in objects if one["kind"] in kinds]
-            declared += declare(some, parent=self, provider=args.provider, depends_on=[*answers, *declared])
-        self.ready = declared
-        self.register_outputs({"queues": self.queues})
+            self.ready += declare(some, parent=self, provider=args.provider, depends_on=self.ready)
+        self.register_outputs({"queues": [queue.name for queue in args.kueue.queues]})
+
+    def open(self, namespaces: Sequence[str], *, after: Sequence[pulumi.Resource]) -> None:
+        """Let experiments of these namespaces into the queues."""
+        objects = local_queues(self._args.kueue, namespaces=namespaces)
+        declare(objects, parent=self, provider=self._args.provider, depends_on=[*self.ready, *after])
 
 
-_IN_TURN = (
-    {"Topology", "WorkloadPriorityClass", "Cohort"},
-    {"ResourceFlavor"},
-    {"ClusterQueue"},
-    {"LocalQueue"},
-)
+_IN_TURN = ({"Topology", "WorkloadPriorityClass", "Cohort"}, {"ResourceFlavor"}, {"ClusterQueue"})
 """Kinds that refer to those before them: deleted in the other direction, or a finalizer would wait for its user."""

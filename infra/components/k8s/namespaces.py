@@ -3,6 +3,9 @@
 The account has no right in the cluster; its name alone is what the region's bucket knows it by (workload identity).
 Values of Secrets come from the stack's secret configuration and stay secret in the state; a Secret that is referred to
 and not configured is somebody else's to make, and pods wait for it.
+
+Experiments' namespaces come after the operators and go before them: what is left in them goes with them, and a RayJob or
+a Workload goes only while the operator that put a finalizer on it still runs.
 """
 
 from __future__ import annotations
@@ -29,22 +32,26 @@ SecretValues = Mapping[str, Mapping[str, pulumi.Input[str]]]
 
 
 def namespace_objects(names: Sequence[str]) -> Objects:
-    """The platform's own and those of experiments."""
-    labels: dict[str, dict[str, str]] = {NAMESPACE: {}, **{name: dict(EXPERIMENTS) for name in names}}
+    """The namespaces: the platform's own, or some of experiments."""
     return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": own}}
-        for name, own in labels.items()
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": name, "labels": {} if name == NAMESPACE else dict(EXPERIMENTS)},
+        }
+        for name in names
     ]
 
 
 def content_objects(names: Sequence[str], *, site: Site, secrets: SecretValues) -> Objects:
     """What is in each of them."""
     found: Objects = []
-    for namespace in (NAMESPACE, *names):
+    for namespace in names:
         if site.service_account:
             found.append(_account(namespace, site=site))
         found += [_secret(namespace, name, values) for name, values in sorted(secrets.items())]
-    return [*found, *(policy(name) for name in names for policy in (_closed, _metrics)), _metrics(NAMESPACE)]
+        found += [_metrics(namespace)] if namespace == NAMESPACE else [_closed(namespace), _metrics(namespace)]
+    return found
 
 
 def referred_secrets(site: Site) -> list[str]:
@@ -103,13 +110,14 @@ def _metrics(namespace: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class NamespacesArgs:
-    """Namespaces of a cluster."""
+    """Namespaces of a cluster: the platform's own, or those of experiments."""
 
     provider: kubernetes.Provider
     names: Sequence[str]
-    """Of experiments."""
     site: Site
     secrets: SecretValues = field(default_factory=dict[str, Mapping[str, pulumi.Input[str]]])
+    after: Sequence[pulumi.Resource] = ()
+    """What must outlive them: the operators whose objects are in them."""
 
 
 class Namespaces(pulumi.ComponentResource):
@@ -117,7 +125,7 @@ class Namespaces(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: NamespacesArgs, *, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gkr:k8s:Namespaces", name, None, opts)
-        spaces = declare(namespace_objects(args.names), parent=self, provider=args.provider)
+        spaces = declare(namespace_objects(args.names), parent=self, provider=args.provider, depends_on=args.after)
         content = content_objects(args.names, site=args.site, secrets=args.secrets)
         declare(content, parent=self, provider=args.provider, depends_on=spaces)
-        self.register_outputs({"names": [NAMESPACE, *args.names]})
+        self.register_outputs({"names": list(args.names)})

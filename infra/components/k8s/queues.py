@@ -15,6 +15,7 @@ from typing import Any
 
 from infra.components.k8s.objects import Objects
 from infra.facts import RegionFacts
+from manifests import values
 from manifests.labels import EXPERIMENTS
 from manifests.placing import ACCELERATOR, GPU_RESOURCE, INSTANCE_TYPE
 from spec.errors import ConfigError
@@ -36,8 +37,8 @@ Holdings = Mapping[str, Mapping[str, float]]
 """GPU type (empty: without) to what the platform itself holds of each resource."""
 
 
-def queue_objects(kueue: Kueue, *, region: RegionFacts, namespaces: Sequence[str], holdings: Holdings) -> Objects:
-    """Everything that Kueue is told, in the order in which it must be there."""
+def queue_objects(kueue: Kueue, *, region: RegionFacts, holdings: Holdings) -> Objects:
+    """Everything that Kueue is told about the cluster, in the order in which it must be there."""
     pools = queued_pools(kueue, region=region)
     topology = kueue.topology and any(pool.row.gpus for pool in pools)
     cohorts = dict.fromkeys(queue.cohort for queue in kueue.queues if queue.cohort)
@@ -47,8 +48,12 @@ def queue_objects(kueue: Kueue, *, region: RegionFacts, namespaces: Sequence[str
         *(_priority(name, value) for name, value in kueue.priorities.items()),
         *({"apiVersion": API, "kind": "Cohort", "metadata": {"name": name}, "spec": {}} for name in cohorts),
         *(_cluster_queues(kueue, pools=pools, holdings=holdings)),
-        *(_local_queue(queue.name, namespace) for namespace in namespaces for queue in kueue.queues),
     ]
+
+
+def local_queues(kueue: Kueue, *, namespaces: Sequence[str]) -> Objects:
+    """The way into the queues from each namespace of experiments."""
+    return [_local_queue(queue.name, namespace) for namespace in namespaces for queue in kueue.queues]
 
 
 def queued_pools(kueue: Kueue, *, region: RegionFacts) -> list[MachinePool]:
@@ -146,9 +151,7 @@ def _quotas(queue: Queue, pool: MachinePool, *, left: dict[str, dict[str, float]
 
 
 def _amount(resource: str, value: int) -> str:
-    if resource != "cpu":
-        return str(value)
-    return str(value // 1000) if value % 1000 == 0 else f"{value}m"
+    return values.canonical(value, thousandths=resource == "cpu")
 
 
 def _topology(kueue: Kueue) -> dict[str, Any]:

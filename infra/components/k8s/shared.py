@@ -21,7 +21,7 @@ def shared_services(ray: SharedRay, *, region: RegionFacts, site: Site) -> Share
     bucket = region.bucket.rstrip("/")
     return SharedServices(
         cluster=region.name, region=region.region, namespace=NAMESPACE, image=ray.image, bucket=bucket,
-        services=ray.services, site=site, manifest=ray.model.replace("{bucket}", bucket), first_port=ray.first_port,
+        services=ray.services, site=site, manifest=ray.manifest.replace("{bucket}", bucket), first_port=ray.first_port,
         ray_version=ray.ray_version, head_cores=ray.head_cpu, head_memory=ray.head_memory, head_state=state,
     )  # fmt: skip
 

@@ -31,6 +31,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _kept(one: Recorded, *, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"type": one.type, "name": one.name, "in": list(one.parents)}
+    if one.aliases:
+        found["aliases"] = list(one.aliases)
     kind = one.type.split(":")[-1]
     if kind in WHOLE:
         inputs = {key: value for key, value in one.inputs.items() if key not in ("apiVersion", "kind", "metadata")}

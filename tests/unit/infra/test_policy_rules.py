@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from infra.policy import RULES, Resource, Settings, check
 from infra.policy.__main__ import main
 from infra.policy.stacks import settings_for
-from tests.builders.previews import BUCKET, CLUSTER, POOL, bucket, cluster, cpu_pool, ultra_pool
+from tests.builders.previews import BUCKET, CLUSTER, LABELS, POOL, bucket, cluster, cpu_pool, ultra_pool
 from tests.builders.review_cases import CASES
 
 PROD = settings_for("prod.us-east5", stacks=["prod.us-east5"])
@@ -88,6 +89,13 @@ def test_one_wrong_field_is_found_by_its_rule_alone(
     assert all(one.remedy and one.severity == "refuse" for one in found)
 
 
+def test_a_machine_has_no_address_on_the_internet() -> None:
+    inside = {"networkInterfaces": [{"network": "gkr"}], "machineType": "n2-standard-8", "labels": LABELS}
+    outside = {**inside, "networkInterfaces": [{"network": "gkr", "accessConfigs": [{"natIp": "203.0.113.9"}]}]}
+    found = [check([Resource("gcp:compute/instance:Instance", "vm", one)], settings=PROD) for one in (inside, outside)]
+    assert [[one.rule for one in each] for each in found] == [[], ["public-node-address"]]
+
+
 @pytest.mark.parametrize("capacity", ["reservation", "spot", "flex-start"])
 def test_flex_start_counts_beside_reservation_and_spot(capacity: str) -> None:
     assert broken("gpu-capacity", Resource(POOL, "a", ultra_pool(capacity=capacity))) == []
@@ -141,6 +149,22 @@ def test_a_firewall_admits_somebody_in_particular(inputs: dict[str, Any], *, wro
 def test_an_image_is_named_by_digest_or_at_least_by_a_version(image: str, severity: str | None) -> None:
     found = check([pod(image)], settings=PROD, only=["image-by-digest"])
     assert [one.severity for one in found] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(("applies", "severity"), [(False, "warn"), (True, "refuse")])
+def test_a_placeholder_may_be_looked_at_and_not_brought_up(*, applies: bool, severity: str) -> None:
+    settings = settings_for("prod.us-east5.platform", stacks=[], applies=applies)
+    example = f"us-east5-docker.pkg.dev/p/gkr/services{DIGEST}"
+    facts = Resource(
+        "kubernetes:core/v1:ConfigMap", "facts", {"data": {"facts.json": f'{{"image": "trainer{DIGEST}"}}'}}
+    )
+    found = check([pod(example), facts], settings=settings, only=["placeholder-image"])
+    assert {one.severity for one in found} == {severity}
+    assert {one.remedy.split("`")[1] for one in found} == {
+        "make image NAME=services PUSH=us-east5-docker.pkg.dev/p/gkr", "make image NAME=trainer PUSH=REGISTRY",
+    }  # fmt: skip
+    built = pod(example.replace("000000", "00000a"))
+    assert check([built, pod(UNKNOWN)], settings=settings, only=["placeholder-image"]) == []
 
 
 def test_images_are_found_however_deep_and_images_of_the_bed_are_not_looked_at() -> None:
@@ -253,10 +277,14 @@ def test_refusals_come_first_and_nothing_comes_twice() -> None:
 def test_the_command_lists_the_rules_and_checks_a_preview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(RULES)
+    assert main(["--list", "-o", "json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(RULES)
     file = tmp_path / "preview.json"
     file.write_text(CASES["against-policy"]().text)
     assert main([str(file)]) == 6
     assert "roles/editor" in capsys.readouterr().out
+    assert main([str(file), "-o", "json"]) == 6
+    assert {one["rule"] for one in json.loads(capsys.readouterr().out)} >= {"broad-roles", "gpu-capacity"}
     assert main([str(file), "--rule", "labels"]) == 0
     file.write_text(CASES["new-region"]().text)
     assert main([str(file)]) == 0

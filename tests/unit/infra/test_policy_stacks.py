@@ -21,6 +21,7 @@ from tests.builders.recorded_stack import RecordedStack, record
 from tests.builders.stack_files import NAMES, shipped
 
 SHIPPED = [name for name in NAMES if not name.startswith("local.")]
+PLATFORMS = [name for name in SHIPPED if name.endswith(".platform")]
 ENVIRONMENT = GlobalFacts(
     project_number="123456789012", network="projects/example/global/networks/gkr", network_name="gkr",
     pods="10.64.0.0/10", node_account="gkr-nodes@example.iam.gserviceaccount.com",
@@ -50,12 +51,12 @@ def declared(name: str) -> RecordedStack:
     return run_platform(name)
 
 
-def findings(name: str) -> list[Finding]:
+def findings(name: str, *, applies: bool = False) -> list[Finding]:
     resources = [
         Resource(one.type, one.name, one.inputs, protect=one.protect) for one in declared(name).resources if one.custom
     ]
     assert resources
-    return check(resources, settings=settings_for(name, stacks=NAMES))
+    return check(resources, settings=settings_for(name, stacks=NAMES, applies=applies))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -65,9 +66,18 @@ def test_no_rule_refuses_what_we_ship(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_only_warnings_are_about_installers_of_google(name: str) -> None:
+def test_the_only_warnings_are_about_installers_of_google_and_images_of_the_example(name: str) -> None:
     warnings = [one for one in findings(name) if one.severity == "warn"]
-    assert all(one.rule == "image-by-digest" and "gce-ai-infra" in one.message for one in warnings), warnings
+    installers = [one for one in warnings if one.rule == "image-by-digest" and "gce-ai-infra" in one.message]
+    assert [one for one in warnings if one not in installers and one.rule != "placeholder-image"] == []
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_an_example_can_be_previewed_and_not_brought_up(name: str) -> None:
+    refused = [one for one in findings(name, applies=True) if one.severity == "refuse"]
+    assert {one.rule for one in refused} == {"placeholder-image"}
+    assert any(one.name == "gkr-system-gkr-facts" for one in refused), "experiments take their image from the facts"
+    assert all("make image NAME=" in one.remedy for one in refused)
 
 
 def test_the_rules_see_gpu_pools_with_what_protects_them() -> None:

@@ -65,11 +65,29 @@ def test_every_row_of_every_table_has_as_many_cells_as_its_head(name: str) -> No
 
 def test_losses_come_before_everything_else_and_the_heaviest_first() -> None:
     text = comment(reviewed("cluster-replaced"))
-    order = [text.index(part) for part in ("#### Look at these first", "#### GPUs", "<details>")]
+    order = [text.index(part) for part in ("#### Look at these first", "#### GPUs", "<details")]
     assert order == sorted(order)
     rows = [line for line in text.splitlines() if line.startswith("| **")]
     assert [re.split("`", row)[1] for row in rows[:3]] == ["us-east5", "us-east5-rdma", "ultra-1"]
     assert rows[3].startswith("| **delete** | `scratch`")
+
+
+def test_a_new_region_is_a_line_per_type_and_an_address_can_be_copied() -> None:
+    steps = [step("create", BUCKET, f"bucket-{index:02}", new=bucket(), protect=True) for index in range(30)]
+    steps += [step("create", "gcp:projects/iAMMember:IAMMember", "group:research@example.com", new={})]
+    text = comment(review(read_preview(digest(steps)), settings=settings_for("prod.us-east5", stacks=[])))
+    [buckets] = [line for line in text.splitlines() if line.startswith("- 30 storage Bucket `")]
+    assert buckets.endswith("`bucket-19` and 10 more")
+    assert "- projects IAMMember `group:research@example.com`" in text.splitlines()
+
+
+def test_what_a_rule_says_of_many_resources_is_said_once() -> None:
+    bare = {**bucket(), "labels": {}}
+    steps = [step("create", BUCKET, f"b{index:02}", new=bare, protect=True) for index in range(25)]
+    text = comment(review(read_preview(digest(steps)), settings=settings_for("prod.us-east5", stacks=[])))
+    [row] = [line for line in text.splitlines() if line.startswith("| refuse | labels |")]
+    assert "`b19` and 5 more" in row
+    assert "25 policy findings" in text
 
 
 def test_a_huge_change_is_cut_from_the_end() -> None:
@@ -83,5 +101,5 @@ def test_a_huge_change_is_cut_from_the_end() -> None:
     assert len(text) <= LONGEST
     assert text.startswith(marker("prod.us-east5"))
     assert "... and 20 more." in text
-    assert text.count("<details>") == text.count("</details>")
+    assert text.count("<details") == text.count("</details>")
     assert "Cut here" in text

@@ -276,6 +276,15 @@ def test_the_command_prints_the_comment_and_says_whether_the_change_may_land(
     assert main([str(file), "--report-only"]) == 0
 
 
+def test_no_label_lifts_what_could_not_work(tmp_path: Path) -> None:
+    file = tmp_path / "preview.json"
+    container = {"image": "us-docker.pkg.dev/example/gkr/services@sha256:" + "0" * 64}
+    deployment = {"spec": {"template": {"spec": {"containers": [container]}}}}
+    file.write_text(digest([step("create", "kubernetes:apps/v1:Deployment", "judge", new=deployment)]))
+    assert main([str(file)]) == 0
+    assert main([str(file), "--before-up", "--label", "allow-loss", "--label", "allow-policy"]) == 6
+
+
 def test_no_label_lifts_a_failed_preview(tmp_path: Path) -> None:
     file = tmp_path / "preview.json"
     file.write_text(CASES["failed"]().text)
@@ -294,13 +303,27 @@ def test_drift_is_any_change_at_all(tmp_path: Path) -> None:
 def test_json_carries_the_same_for_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "preview.json"
     file.write_text(CASES["pool-removed-and-allowed"]().text)
-    assert main([str(file), "--format", "json"]) == 6
+    assert main([str(file), "-o", "json"]) == 6
     found = json.loads(capsys.readouterr().out)
     assert found["losses"][0]["gpus"] == 2560
     assert found["gpus"] == [
         {"region": "us-east5", "gpu": "H200", "before": 2560, "after": 0,
          "capacity": "projects/example-gkr-prod/reservations/ultra-east5/reservationBlocks/ultra-east5-block-0001"}
     ]  # fmt: skip
+
+
+def test_json_says_which_pools_are_drained_and_what_the_rules_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "preview.json"
+    file.write_text(CASES["image-type-changed"]().text)
+    assert main([str(file), "-o", "json"]) == 6
+    restarts = json.loads(capsys.readouterr().out)["restarts"]
+    assert restarts == [{"resource": "ultra-1", "gpus": 2560, "fields": ["nodeConfig.imageType"]}]
+    file.write_text(CASES["against-policy"]().text)
+    assert main([str(file), "-o", "json"]) == 6
+    policy = json.loads(capsys.readouterr().out)["policy"]
+    assert {"rule", "severity", "resource", "type", "message", "remedy"} == set(policy[0])
 
 
 @pytest.mark.parametrize("content", [None, "nonsense"])

@@ -48,6 +48,12 @@ def test_roles_are_few_and_granted_one_by_one() -> None:
     assert not run_shipped(PROD).of("gcp:serviceaccount/key:Key")
 
 
+def test_who_previews_may_read_the_project_its_grants_and_its_clusters_and_change_nothing() -> None:
+    granted = [one.inputs for one in run_shipped(PROD).of(MEMBER)]
+    roles = {one["role"] for one in granted if one["member"].startswith("serviceAccount:preview@")}
+    assert roles == {"roles/viewer", "roles/iam.securityReviewer", "roles/container.viewer"}
+
+
 def test_keys_can_never_be_lost_with_a_stack() -> None:
     recorded = run_global(PROD, "protect=false")
     kept = [*recorded.of("gcp:kms/keyRing:KeyRing"), *recorded.of("gcp:kms/cryptoKey:CryptoKey")]

@@ -9,6 +9,7 @@ import pulumi
 import pytest
 
 from infra.components.k8s.namespaces import content_objects, namespace_objects, referred_secrets
+from infra.facts import NAMESPACE
 from infra.programs.platform_stack import platform_program, secret_values
 from spec.errors import ConfigError
 from spec.facts import Site
@@ -19,12 +20,12 @@ SITE = Site(service_account="gkr-experiment", bucket_secret="gkr-bucket", image_
 
 
 def test_only_namespaces_of_experiments_are_queued() -> None:
-    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in namespace_objects(["gkr-0", "gkr-1"])}
-    assert labels == {"gkr-system": {}, "gkr-0": {"gkr/managed": "true"}, "gkr-1": {"gkr/managed": "true"}}
+    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in namespace_objects([NAMESPACE, "gkr-0"])}
+    assert labels == {"gkr-system": {}, "gkr-0": {"gkr/managed": "true"}}
 
 
 def test_every_namespace_has_the_account_without_rights_and_is_closed() -> None:
-    objects = content_objects(["gkr-0"], site=SITE, secrets={})
+    objects = content_objects([NAMESPACE, "gkr-0"], site=SITE, secrets={})
     accounts = [one for one in objects if one["kind"] == "ServiceAccount"]
     assert [one["metadata"]["namespace"] for one in accounts] == ["gkr-system", "gkr-0"]
     assert all(one["automountServiceAccountToken"] is False for one in accounts)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.components.k8s.queues import Holdings, queue_objects
+from infra.components.k8s.queues import Holdings, local_queues, queue_objects
 from infra.facts import RegionFacts
 from spec.errors import ConfigError
 from spec.facts import MachinePool
@@ -30,7 +30,8 @@ def kueue(*queues: Queue, **more: Any) -> Kueue:
 
 
 def rendered(config: Kueue, facts: RegionFacts, *, holdings: Holdings | None = None) -> list[dict[str, Any]]:
-    return queue_objects(config, region=facts, namespaces=NAMESPACES, holdings=holdings or {})
+    objects = queue_objects(config, region=facts, holdings=holdings or {})
+    return [*objects, *local_queues(config, namespaces=NAMESPACES)]
 
 
 def of(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:

@@ -15,12 +15,12 @@ import yaml
 from infra.components.k8s.fabric import API as NETWORKING
 from infra.components.k8s.installers import installer_objects
 from infra.components.k8s.namespaces import content_objects, namespace_objects
-from infra.components.k8s.queues import queue_objects
+from infra.components.k8s.queues import local_queues, queue_objects
 from infra.components.k8s.shared import shared_services
 from infra.components.k8s.syncer import access_objects
 from infra.components.k8s.webhook import webhook_objects
 from infra.components.ops.health import controller_objects, xid_objects
-from infra.facts import cluster_facts, config_map, site_of
+from infra.facts import NAMESPACE, cluster_facts, config_map, site_of
 from manifests.shared import holdings, shared_objects
 from tests.builders.platforms import IMAGE, PLATFORMS, chart_folders, platform, region_facts
 from tests.builders.structural import problems
@@ -66,13 +66,12 @@ def declared(name: str, environment: dict[str, str]) -> list[dict[str, Any]]:
     site = site_of(config, region=region, environment=environment)
     shared = shared_services(config.shared, region=region, site=site) if config.shared else None
     return [
-        *namespace_objects(config.namespaces),
-        *content_objects(config.namespaces, site=site, secrets={}),
+        *namespace_objects([NAMESPACE, *config.namespaces]),
+        *content_objects([NAMESPACE, *config.namespaces], site=site, secrets={}),
         *installer_objects(config.installers, machines=[one.machine for one in region.fabrics]),
         *webhook_objects(image=IMAGE, site=site, version=config.kueue.chart.version),
-        *queue_objects(
-            config.kueue, region=region, namespaces=config.namespaces, holdings=holdings(shared) if shared else {}
-        ),
+        *queue_objects(config.kueue, region=region, holdings=holdings(shared) if shared else {}),
+        *local_queues(config.kueue, namespaces=config.namespaces),
         *(shared_objects(shared) if shared else []),
         *access_objects(region.syncer, namespace=config.namespaces[0]),
         *controller_objects(config.health),
