@@ -74,6 +74,10 @@ class Backend(Protocol):
         """Go on with a run that lost its owner."""
         ...
 
+    def ask_syncer(self, run: Run, *, path: str) -> bytes:
+        """What the run's syncer answers on its control port; UnreachableError or RefusedError if it does not."""
+        ...
+
 
 def backend_of(run: Run) -> Backend:
     """The backend that has a run."""

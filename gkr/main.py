@@ -31,6 +31,7 @@ COMMANDS: dict[str, _Entry] = {
     "ps": _Entry("Runs", "List runs and their state."),
     "describe": _Entry("Runs", "Show one run in full."),
     "watch": _Entry("Runs", "Watch a run that was detached from."),
+    "sync": _Entry("Runs", "Show who the sync of a run waits for, why and until when."),
     "why": _Entry("Runs", "Explain what a run waits for, and what would help."),
     "logs": _Entry("Runs", "Print or follow what the processes of a run wrote."),
     "exec": _Entry("Runs", "Run a command in a pod of a run."),

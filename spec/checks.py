@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from spec import names
-from spec.experiment import Experiment, PlacedLearner
+from spec.experiment import MODEL_KIND_OF_SOURCE, Experiment, PlacedLearner
 from spec.machines import machine_of_gpu, parse_gpu
 from spec.nodes import Path
 from spec.problems import RemedyError, did_you_mean
@@ -35,6 +35,8 @@ def check(experiment: Experiment, *, env: Mapping[str, str]) -> list[Refusal]:
         *_worker_groups(experiment),
         *_budgets(experiment),
         *_sync(experiment),
+        *_links(experiment),
+        *_model(experiment),
         *_services(experiment),
         *_env(experiment, env),
     ]
@@ -215,6 +217,30 @@ def _sync(experiment: Experiment) -> Iterator[Refusal]:
         )
 
 
+def _links(experiment: Experiment) -> Iterator[Refusal]:
+    for one in experiment.placed_learners():
+        if one.config.link is not None and experiment.run is not None:
+            message = "link works with train only; a command of your own has no syncer that a link could lead to"
+            yield Refusal((*one.path, "link"), message, hint="remove link", key=True)
+
+
+def _model(experiment: Experiment) -> Iterator[Refusal]:
+    """Data and services that the family of the model has no use for."""
+    if experiment.train is None:
+        return
+    kind, source = experiment.train.model.kind, experiment.data.source if experiment.data else None
+    if source is not None and MODEL_KIND_OF_SOURCE[source] != kind:
+        message = (
+            f"{source} makes a dataset for a model of kind {MODEL_KIND_OF_SOURCE[source]}; train.model.kind is {kind}"
+        )
+        fitting = [one for one, of in MODEL_KIND_OF_SOURCE.items() if of == kind]
+        yield Refusal(("data", "source"), message, hint=f"sources for {kind}: {', '.join(fitting)}")
+    for name, service in experiment.services.items():
+        if kind != "dit":
+            message = f"a service of kind {service.kind} is for image models; train.model.kind is {kind}"
+            yield Refusal(("services", name), message, hint="remove it: nothing would ask it", key=True)
+
+
 def _services(experiment: Experiment) -> Iterator[Refusal]:
     learner_names = [one.name for one in experiment.placed_learners()]
     for name, service in experiment.services.items():
@@ -242,7 +268,7 @@ def _services(experiment: Experiment) -> Iterator[Refusal]:
                 )
     train = experiment.train
     kinds = {service.kind for service in experiment.services.values()}
-    if train is not None and train.model.conditioning == "text" and "encode" not in kinds:
+    if train is not None and train.model.embedding_width and "encode" not in kinds:
         message = "train.model.conditioning is text, and no service of kind encode turns captions into embeddings"
         yield Refusal(
             ("services",), message, hint="add services: {encoder: {kind: encode}}, or conditioning: class", key=True

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from spec.fields import SYNONYMS, help_text, model_at
+from spec.fields import SYNONYMS, fields_at, help_text
 from spec.nodes import Mark, Node, OriginKind, Path, render_path
 from spec.plan import Origin
 from spec.problems import DocumentError, Problem, RemedyError, did_you_mean
@@ -112,7 +112,7 @@ def _document_path(location: tuple[int | str, ...], tree: Node, kind: str) -> Pa
             here, path = following, (*path, part)
         elif kind == "missing" and index == len(location) - 1:
             return (*path, part)
-    return path
+    return (*path, "kind") if kind == "union_tag_invalid" else path
 
 
 def _translate(path: Path, errors: list[Any], tree: Node, model: type[BaseModel]) -> Problem:
@@ -128,8 +128,7 @@ def _translate(path: Path, errors: list[Any], tree: Node, model: type[BaseModel]
             f'missing key "{path[-1]}" {parent}', path=shown, hint=f"add {path[-1]}: ...", help_text=help_line
         )
     if kind == "extra_forbidden":
-        owner = model_at(model, path[:-1])
-        keys = set(owner.model_fields) if owner else set[str]()
+        keys = set(fields_at(model, path[:-1]))
         hint = did_you_mean(str(path[-1]), keys, aliases=SYNONYMS, noun="keys here")
         guess = hint.split('"')[1] if hint.startswith("did") else ""
         help_line = help_text(model, (*path[:-1], guess)) if guess else ""
@@ -160,8 +159,9 @@ def _type_message(errors: list[Any], node: Node) -> tuple[str, str]:
         return f"must be {word} {first['ctx'][key]}, got {node.text}", ""
     if kind == "literal_error":
         allowed = [one.strip("'") for one in str(first["ctx"]["expected"]).replace(" or ", ", ").split(", ")]
-        hint = did_you_mean(node.text, allowed, noun="choices")
-        return f"expected one of {', '.join(allowed)}, got {written or 'nothing'}", hint
+        return _not_among(allowed, node, written)
+    if kind == "union_tag_invalid":
+        return _not_among(first["ctx"]["expected_tags"].replace("'", "").split(", "), node, written)
     wanted = list(dict.fromkeys(_WANTED[one["type"]] for one in errors if one["type"] in _WANTED))
     if not wanted:
         return f"{first['msg'][0].lower()}{first['msg'][1:]}, got {written}", ""
@@ -173,6 +173,11 @@ def _type_message(errors: list[Any], node: Node) -> tuple[str, str]:
     elif isinstance(node.value, str) and _is_number(node.text) and wanted[0].endswith("number"):
         hint = f"remove the quotes: {node.text}" if node.quoted else f"write {node.text.lstrip('0') or '0'}"
     return f"expected {' or '.join(wanted)}, got {written}", hint
+
+
+def _not_among(allowed: list[str], node: Node, written: str) -> tuple[str, str]:
+    hint = did_you_mean(node.text, allowed, noun="choices")
+    return f"expected one of {', '.join(allowed)}, got {written or 'nothing'}", hint
 
 
 def _is_number(text: str) -> bool:

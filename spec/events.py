@@ -109,6 +109,8 @@ class Restored(_Event):
     """Samples of the learner's order that count as consumed."""
     samples_lost: int
     """Samples of committed steps that the restart threw away."""
+    lost: list[int] = []
+    """Of these, samples that are in no merge of each fragment; empty: `samples_lost` in all."""
     checkpoint: str = ""
     skipped: list[str] = []
     """Checkpoints that did not verify, each with the reason."""
@@ -173,7 +175,10 @@ class Applied(_Event):
     kind: Literal["applied"] = "applied"
     learner: str
     round: int
+    """Version of the fragment."""
+    fragment: int = 0
     theta_sha256: str
+    """Of the fragment."""
     waited_seconds: float
     """From the end of its snapshot to the answer."""
     verdict: str
@@ -188,6 +193,8 @@ class SyncMember(Record):
     arrived_seconds: float | None = None
     """After the first arrival of the round; none if it did not contribute."""
     samples: int = 0
+    staleness: int = 0
+    """Versions between the base of its contribution and this merge."""
 
 
 class SyncWaiting(_Event):
@@ -195,6 +202,8 @@ class SyncWaiting(_Event):
 
     kind: Literal["sync_waiting"] = "sync_waiting"
     round: int
+    """Version of the fragment that it will make."""
+    fragment: int = 0
     arrived: list[str]
     waiting_for: list[str]
     deadline: float | None = None
@@ -206,7 +215,10 @@ class SyncMerged(_Event):
 
     kind: Literal["sync_merged"] = "sync_merged"
     round: int
-    """The version that this merge made."""
+    """The version that this merge made, counted over all fragments."""
+    fragment: int = 0
+    fragment_version: int = -1
+    """The version of the fragment that it made; -1: there is one fragment, and it is `round`."""
     epoch: int
     members: list[SyncMember]
     open_seconds: float
@@ -216,13 +228,29 @@ class SyncMerged(_Event):
     outer_gradient_norm: float
     cosine: float | None = None
     """Between the displacements, lowest pair."""
+    mean_cosine: float | None = None
+    """Between the displacements, mean over pairs."""
+    momentum_cosine: float | None = None
+    """Between the outer gradient and the outer momentum before it."""
+    share: float = 1.0
+    """Of a full round that this merge was."""
     samples_total: int
-    """Samples in the merged model so far."""
+    """Samples in the merged model so far: in the fragment that has the fewest."""
     theta_sha256: str
+    """Of all fragments together."""
+    fragment_sha256: str = ""
+    """Of the fragment; empty where there is one."""
     model_sha256: str | None = None
     """The published averaged model, if this round published one."""
     bytes_in: int = 0
     final: bool = False
+
+
+class SyncFragmentLedger(Record):
+    """The syncer's count of samples in one fragment, by learner."""
+
+    merged: dict[str, int]
+    discarded: dict[str, int]
 
 
 class SyncLedger(_Event):
@@ -231,7 +259,11 @@ class SyncLedger(_Event):
     kind: Literal["sync_ledger"] = "sync_ledger"
     round: int
     merged: dict[str, int]
+    """In the fragment that has the fewest."""
     discarded: dict[str, int]
+    """In the fragment that lost most."""
+    fragments: list[SyncFragmentLedger] = []
+    """The same for each fragment."""
 
 
 class LearnerFinished(_Event):
@@ -245,7 +277,12 @@ class LearnerFinished(_Event):
     samples_discarded: int
     theta_sha256: str
     round: int
+    """Version that it holds, counted over all fragments."""
     blocked_seconds: dict[str, float]
+    pending: list[int] = []
+    """Samples pending in each fragment; empty: `samples_pending` in all."""
+    discarded: list[int] = []
+    """Samples discarded in each fragment; empty: `samples_discarded` in all."""
 
 
 class ServiceStats(_Event):

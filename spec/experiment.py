@@ -6,6 +6,7 @@ reported at once with places.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from spec.base import Document
 from spec.limits import RetryConfig, TimeoutConfig
+from spec.link import LinkConfig
 from spec.machines import GpuText, parse_gpu
 from spec.names import Name
 from spec.nodes import Path
@@ -22,7 +24,9 @@ from spec.train import TrainConfig
 from spec.units import ByteSize, Cores
 
 ANY = "any"
-DataSource = Literal["sklearn-digits"]
+DataSource = Literal["sklearn-digits", "python-docstrings"]
+MODEL_KIND_OF_SOURCE: Mapping[DataSource, str] = {"sklearn-digits": "dit", "python-docstrings": "lm"}
+"""Which family of models can be trained on a source."""
 
 
 def _as_list(value: Any) -> Any:
@@ -78,6 +82,8 @@ class LearnerConfig(Document):
     """A cluster name, a list in order of preference, or `any`."""
     groups: list[GroupConfig] = Field(min_length=1)
     """Groups of nodes; all their ranks train together."""
+    link: LinkConfig | None = None
+    """What the local backend does to the bytes between this learner and the syncer; refused on clusters."""
 
 
 class DataConfig(Document):

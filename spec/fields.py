@@ -41,22 +41,19 @@ class FieldHelp:
     """Keys below it, with the first sentence of their help."""
 
 
-def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model that validates the mapping at `path`."""
+def fields_at(model: type[BaseModel], path: Path) -> Mapping[str, FieldInfo]:
+    """The keys of the mapping at `path`; of all its kinds where it has several. None in other places."""
     annotation: Any = model
     for part in path:
         annotation = _below(annotation, part)
-        if annotation is None:
-            return None
-    return next((one for one in _arms(annotation) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return _fields(annotation)
 
 
 def field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
     """The field that the last name in `path` belongs to."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
-    owner = model_at(model, path[:-1]) if path else None
-    return owner.model_fields.get(str(path[-1])) if owner else None
+    return fields_at(model, path[:-1]).get(str(path[-1])) if path else None
 
 
 def help_text(model: type[BaseModel], path: Path) -> str:
@@ -73,21 +70,12 @@ def describe(model: type[BaseModel], path: Path) -> FieldHelp | None:
     annotation: Any = model
     field: FieldInfo | None = None
     for part in path:
-        owner = next(
-            (one for one in _arms(_item(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)), None
-        )
-        if owner is None or not isinstance(part, str) or part not in owner.model_fields:
+        field = _fields(_item(annotation)).get(str(part))
+        if field is None:
             return None
-        field = owner.model_fields[part]
         annotation = field.annotation
-    below = next(
-        (one for one in _arms(_item(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)), None
-    )
-    keys = (
-        tuple((name, first_sentence(one.description or "")) for name, one in below.model_fields.items())
-        if below
-        else ()
-    )
+    below = _fields(_item(annotation))
+    keys = tuple((name, first_sentence(one.description or "")) for name, one in below.items())
     text = " ".join((field.description or "").split()) if field else " ".join((model.__doc__ or "").split())
     default = "" if field is None or field.is_required() else repr(field.get_default(call_default_factory=True))
     return FieldHelp(".".join(str(part) for part in path), type_name(annotation), "" if below else default, text, keys)
@@ -109,7 +97,7 @@ def type_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(str(one) for one in get_args(annotation))
     if _is_union(annotation):
-        return " | ".join(type_name(one) for one in get_args(annotation) if one is not type(None))
+        return " | ".join(dict.fromkeys(type_name(one) for one in get_args(annotation) if one is not type(None)))
     if get_origin(annotation) in (list, tuple):
         return f"list of {type_name(get_args(annotation)[0])}"
     return "mapping" if get_origin(annotation) is dict or isinstance(annotation, type) else str(annotation)
@@ -125,6 +113,14 @@ def _arms(annotation: Any) -> list[Any]:
     if _is_union(annotation):
         return [arm for one in get_args(annotation) for arm in _arms(one)]
     return [annotation]
+
+
+def _fields(annotation: Any) -> dict[str, FieldInfo]:
+    fields: dict[str, FieldInfo] = {}
+    for one in _arms(annotation):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            fields |= {name: field for name, field in one.model_fields.items() if name not in fields}
+    return fields
 
 
 def _item(annotation: Any) -> Any:

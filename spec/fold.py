@@ -45,7 +45,7 @@ def fold(events: Iterable[ev.Event], plan: Plan, *, versions: Mapping[str, str] 
         wall_seconds=log[-1].time - log[0].time if log else 0.0,
         versions=dict(versions or {}),
         learners=learners,
-        sync=_sync(log, plan, learners) if plan.syncer else None,
+        sync=_sync(log, plan) if plan.syncer else None,
         evaluation=_evaluation([one for one in log if isinstance(one, ev.Score)]),
         preflight=_preflight([one for one in log if isinstance(one, ev.Preflight)]),
         services=_services([one for one in log if isinstance(one, ev.ServiceStats)]),
@@ -81,7 +81,7 @@ def _learner(learner: LearnerPlan, log: Sequence[ev.Event], plan: Plan) -> Learn
         steps_per_second=_rate(steps),
         final_loss=next((one.loss for one in reversed(steps) if math.isfinite(one.loss)), None),
         restarts=max(0, len(attempts) - 1),
-        ledger=_ledger(learner.name, log, finished),
+        ledger=min(_ledgers(learner.name, log, finished), key=lambda one: one.merged),
         blocked_seconds=_blocked(steps, finished),
     )
 
@@ -98,7 +98,8 @@ def _rate(steps: Sequence[ev.StepMetrics]) -> float:
     return steps[-1].steps_per_second if steps else 0.0
 
 
-def _ledger(learner: str, log: Sequence[ev.Event], finished: ev.LearnerFinished | None) -> Ledger:
+def _ledgers(learner: str, log: Sequence[ev.Event], finished: ev.LearnerFinished | None) -> list[Ledger]:
+    """Of each fragment: all have seen the same samples, but merged them at different times."""
     ended = _by_attempt(_of(log, ev.AttemptEnded, learner))
     restored = _by_attempt(_of(log, ev.Restored, learner))
     latest = _by_attempt(_of(log, ev.StepMetrics, learner))
@@ -109,13 +110,25 @@ def _ledger(learner: str, log: Sequence[ev.Event], finished: ev.LearnerFinished 
             run += max(0, step.position - start)
     counts = [one for one in log if isinstance(one, ev.SyncLedger)]
     newest = max(counts, key=lambda one: one.round, default=None)
-    return Ledger(
-        run=run,
-        merged=newest.merged.get(learner, 0) if newest else 0,
-        pending=finished.samples_pending if finished else 0,
-        discarded=newest.discarded.get(learner, 0) if newest else finished.samples_discarded if finished else 0,
-        lost=sum(one.samples_lost for one in restored.values()),
-    )
+    fragments = newest.fragments or [newest] if newest else [None]
+    pending = _each(finished.pending or [finished.samples_pending] if finished else [0], len(fragments))
+    gone = _each(finished.discarded or [finished.samples_discarded] if finished else [0], len(fragments))
+    lost = [_each(one.lost or [one.samples_lost], len(fragments)) for one in restored.values()]
+    return [
+        Ledger(
+            run=run,
+            merged=count.merged.get(learner, 0) if count else 0,
+            pending=pending[fragment],
+            discarded=count.discarded.get(learner, 0) if count else gone[fragment],
+            lost=sum(one[fragment] for one in lost),
+        )
+        for fragment, count in enumerate(fragments)
+    ]
+
+
+def _each(counts: list[int], fragments: int) -> list[int]:
+    """One number for each fragment, where one may have been said for all."""
+    return counts if len(counts) == fragments else counts[:1] * fragments
 
 
 def _blocked(steps: Sequence[ev.StepMetrics], finished: ev.LearnerFinished | None) -> Blocked:
@@ -130,7 +143,7 @@ def _blocked(steps: Sequence[ev.StepMetrics], finished: ev.LearnerFinished | Non
     return Blocked(**{cause: seconds for cause, seconds in total.items() if cause in Blocked.model_fields})
 
 
-def _sync(log: Sequence[ev.Event], plan: Plan, learners: Sequence[LearnerSummary]) -> SyncSummary:
+def _sync(log: Sequence[ev.Event], plan: Plan) -> SyncSummary:
     assert plan.syncer is not None
     merges = [one for one in log if isinstance(one, ev.SyncMerged)]
     newest = max(merges, key=lambda one: one.round, default=None)
@@ -140,20 +153,30 @@ def _sync(log: Sequence[ev.Event], plan: Plan, learners: Sequence[LearnerSummary
         version=newest.round if newest else 0,
         theta_sha256=newest.theta_sha256 if newest else "",
         learners_agree=newest is not None and _agree(log, plan, version=newest.round),
-        ledger_imbalance=sum(abs(one.ledger.imbalance) for one in learners),
+        ledger_imbalance=sum(
+            abs(ledger.imbalance)
+            for one in plan.learners
+            for ledger in _ledgers(one.name, log, _last(_of(log, ev.LearnerFinished, one.name)))
+        ),
     )
 
 
 def _agree(log: Sequence[ev.Event], plan: Plan, *, version: int) -> bool:
-    """One fingerprint per version over syncer and learners, and every learner holds the last version."""
-    seen: dict[int, set[str]] = defaultdict(set)
+    """One fingerprint per version over syncer and learners, of the whole model and of each fragment, and every learner
+    holds the last version.
+    """
+    seen: dict[tuple[int | None, int], set[str]] = defaultdict(set)
     holders: set[str] = set()
+    whole = 0 if plan.syncer is None or plan.syncer.config.fragments == 1 else None
     for one in log:
         if isinstance(one, ev.SyncMerged):
-            seen[one.round].add(one.theta_sha256)
+            seen[whole, one.round].add(one.theta_sha256)
+            if whole is None:
+                seen[one.fragment, one.fragment_version].add(one.fragment_sha256)
         elif isinstance(one, (ev.Applied, ev.LearnerFinished)):
-            seen[one.round].add(one.theta_sha256)
-            if one.round == version:
+            key = one.fragment if isinstance(one, ev.Applied) else whole
+            seen[key, one.round].add(one.theta_sha256)
+            if (key, one.round) == (whole, version):
                 holders.add(one.learner)
     return all(len(prints) == 1 for prints in seen.values()) and holders >= {one.name for one in plan.learners}
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from spec.base import Record
 from spec.facts import Site
 from spec.limits import RetryConfig, TimeoutConfig
+from spec.link import LinkConfig
 from spec.services import ServiceKind
 from spec.sync import SyncConfig
 from spec.train import TrainConfig
@@ -81,6 +82,8 @@ class LearnerPlan(Record):
     syncer_control: str = ""
     """host:port of the syncer as this learner's pods reach it; empty on the local backend, where it is published."""
     syncer_bulk: str = ""
+    link: LinkConfig | None = None
+    """What the local backend does to the bytes between this learner and the syncer."""
 
     @property
     def groups(self) -> list[str]:

@@ -162,6 +162,7 @@ def _learner(
         site=facts.site,
         syncer_control=control,
         syncer_bulk=bulk,
+        link=placement.learner.config.link,
     )
 
 

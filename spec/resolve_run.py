@@ -71,6 +71,14 @@ def check_cluster_settings(experiment: Experiment, *, placements: Sequence[Place
         facts = one.facts
         if facts.backend == "local":
             continue
+        if one.learner.config.link is not None:
+            yield Refusal(
+                (*one.learner.path, "link"),
+                f"the link of learner {one.learner.name} cannot be simulated on cluster {facts.name}: only the local "
+                "backend stands between learner and syncer",
+                hint="remove link, or launch on local clusters",
+                key=True,
+            )
         if experiment.queue is not None and experiment.queue not in facts.queues:
             hint = did_you_mean(experiment.queue, facts.queues, noun="queues") or f"{facts.name} has no queue"
             yield Refusal(("queue",), f'cluster {facts.name} has no queue "{experiment.queue}"', hint=hint)

@@ -6,9 +6,9 @@ class is one table.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from spec.base import Document
 
@@ -16,6 +16,8 @@ from spec.base import Document
 class ModelConfig(Document):
     """A flow-matching diffusion transformer over square images."""
 
+    kind: Literal["dit"] = "dit"
+    """What the network is: `dit` draws images, `lm` continues text."""
     image_size: int = Field(default=8, ge=4)
     """Height and width in pixels."""
     channels: int = Field(default=1, ge=1)
@@ -39,20 +41,77 @@ class ModelConfig(Document):
     condition_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Share of training samples whose condition is replaced by the null condition (classifier-free guidance)."""
 
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels that a dataset's samples must have."""
+        return self.image_size, self.image_size, self.channels
+
+    @property
+    def embedding_width(self) -> int | None:
+        """Features of the embedding that the encoding service makes of a caption; none if none is needed."""
+        return self.text_width if self.conditioning == "text" else None
+
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"patch_size {self.patch_size} does not divide image_size {self.image_size}; choose a divisor"
             )
-        if self.width % self.heads:
-            raise ValueError(f"heads {self.heads} does not divide width {self.width}; choose a divisor")
-        if (self.width // self.heads) % 2:
-            raise ValueError(
-                f"width / heads = {self.width // self.heads} is odd; rotary-free attention still needs an even head "
-                "size"
-            )
+        _check_heads(self.width, heads=self.heads)
         return self
+
+
+class LanguageModelConfig(Document):
+    """A decoder-only transformer over the bytes of a text: it predicts each byte from those before it."""
+
+    kind: Literal["lm"]
+    """What the network is: `dit` draws images, `lm` continues text."""
+    context: int = Field(default=64, ge=2)
+    """Bytes that the model sees at once. A sample is one byte longer: the last one is only predicted."""
+    width: int = Field(default=64, ge=16)
+    """Features of one byte."""
+    depth: int = Field(default=4, ge=1)
+    """Transformer blocks."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads; must divide width."""
+    mlp_ratio: float = Field(default=4.0, gt=0)
+    """Hidden features of the feed-forward part, as a multiple of width."""
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels that a dataset's samples must have: one row of bytes."""
+        return 1, self.context + 1, 1
+
+    @property
+    def embedding_width(self) -> None:
+        """Nothing is asked of the encoding service."""
+        return
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        _check_heads(self.width, heads=self.heads)
+        return self
+
+
+def _check_heads(width: int, *, heads: int) -> None:
+    if width % heads:
+        raise ValueError(f"heads {heads} does not divide width {width}; choose a divisor")
+    if (width // heads) % 2:
+        raise ValueError(
+            f"width / heads = {width // heads} is odd; rotary-free attention still needs an even head size"
+        )
+
+
+def _kind_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.get("kind", "dit")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return getattr(value, "kind", "dit")
+
+
+AnyModelConfig = Annotated[
+    Annotated[ModelConfig, Tag("dit")] | Annotated[LanguageModelConfig, Tag("lm")], Discriminator(_kind_of)
+]
+"""The configuration of one of the families; without `kind` it is an image model's."""
 
 
 class CheckpointConfig(Document):
@@ -86,7 +145,7 @@ class TrainConfig(Document):
 
     recipe: str | None = None
     """Name of the preset in recipes/train/ that these values start from."""
-    model: ModelConfig = ModelConfig()
+    model: AnyModelConfig = ModelConfig()
     """The network."""
     samples: int = Field(default=51_200, ge=1)
     """Samples that all learners together contribute to the merged model before the run ends."""

@@ -1,4 +1,4 @@
-"""Quantities with units: durations, byte sizes and Kubernetes quantities.
+"""Quantities with units: durations, byte sizes, rates of links, shares and Kubernetes quantities.
 
 A bare number where a unit is needed is refused, and the message shows both readings. Values keep SI or IEC meaning
 exactly (`64G` is 64e9 bytes, `64Gi` is 64 * 2**30); nothing is rounded while parsing.
@@ -17,6 +17,7 @@ _BYTE_UNITS = {
     "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
 }  # fmt: skip
+_BIT_UNITS = {"kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 _NUMBER = r"(?P<number>\d+(?:\.\d+)?)"
 
 
@@ -87,6 +88,36 @@ def format_bytes(size: int) -> str:
     return f"{Decimal(size) / 1024:f}Ki"  # exact: 1/1024 has ten decimals
 
 
+def parse_bit_rate(text: object) -> int:
+    """Bits per second from `100Mbit`; links are sold in bits, and bytes would be read eight times too fast."""
+    match = re.fullmatch(_NUMBER + r"(?P<unit>kbit|Mbit|Gbit)(?:/s)?", text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f"{text!r} is not a rate of a link; write bits per second with kbit, Mbit or Gbit: 100Mbit")
+    rate = Decimal(match["number"]) * _BIT_UNITS[match["unit"]]
+    if rate < 1 or rate != int(rate):
+        raise ValueError(f"{text!r} is not a whole number of bits per second, at least one")
+    return int(rate)
+
+
+def format_bit_rate(rate: int) -> str:
+    """The shortest exact text that `parse_bit_rate` reads back to the same value."""
+    unit, size = next((one for one in reversed(_BIT_UNITS.items()) if rate % one[1] == 0), ("kbit", 1000))
+    return f"{Decimal(rate) / size:f}{unit}"
+
+
+def parse_percent(text: object) -> float:
+    """A share between 0 and 1 from `0.1%`."""
+    match = re.fullmatch(_NUMBER + r"\s*%", text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f"{text!r} is not a share; write it in percent: 0.1%")
+    return float(Decimal(match["number"]) / 100)
+
+
+def format_percent(share: float) -> str:
+    """The shortest exact text that `parse_percent` reads back to the same value."""
+    return f"{(Decimal(repr(share)) * 100).normalize():f}%"
+
+
 def parse_cpu(text: object) -> float:
     """Cores from a Kubernetes CPU quantity: `2`, `0.5`, `500m`."""
     if isinstance(text, bool) or not isinstance(text, (int, float, str)):
@@ -132,3 +163,19 @@ Cores = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "description": "cores, such as 2, 0.5 or 500m"}),
 ]
 """Cores in code; a number or `500m` in documents."""
+
+BitRate = Annotated[
+    int,
+    BeforeValidator(parse_bit_rate),
+    PlainSerializer(format_bit_rate, return_type=str),
+    WithJsonSchema({"type": "string", "description": "bits per second with their unit, such as 100Mbit"}),
+]
+"""Bits per second in code, `100Mbit` in documents."""
+
+Percent = Annotated[
+    float,
+    BeforeValidator(parse_percent),
+    PlainSerializer(format_percent, return_type=str),
+    WithJsonSchema({"type": "string", "description": "a share in percent, such as 0.1%"}),
+]
+"""A share between 0 and 1 in code, `0.1%` in documents."""

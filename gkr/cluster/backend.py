@@ -72,6 +72,11 @@ class ClusterBackend:
             hint=f"`gkr why {run.name}` says what it waits for; `gkr launch FILE` starts a new run",
         )
 
+    def ask_syncer(self, run: Run, *, path: str) -> bytes:
+        from gkr.cluster.ask_syncer import ask_cluster_syncer
+
+        return ask_cluster_syncer(run, path=path)
+
 
 class Watch:
     """One run seen from here."""

@@ -24,6 +24,7 @@ from gkr.cluster.preflight import preflight
 from gkr.cluster.registry import ClusterEntry
 from gkr.local.launcher import create_run
 from gkr.runs import Run
+from gkr.sync_keys import SYNCER, keys_of_plan
 from manifests import labels, names
 from manifests.render import render
 from spec.errors import EXIT_CANCELLED, GkrError
@@ -116,10 +117,52 @@ def _create(prepared: Prepared, *, connections: Mapping[str, Connection]) -> Non
         secret = env_secret(plan, learner)
         if secret is not None:
             connections[learner.cluster].apply(secret)
+    keys = key_secrets(plan)
+    for cluster, secret in keys:
+        connections[cluster].apply(secret)
     home = plan.home.cluster
+    owners: dict[tuple[str, str, str], dict[str, Any]] = {}
     for cluster in sorted(prepared.objects, key=lambda name: (name != home, name)):
         for obj in prepared.objects[cluster]:
-            connections[cluster].apply(obj)
+            made = connections[cluster].apply(obj)
+            if obj["kind"] in {"RayJob", "Job"}:
+                owners[cluster, obj["metadata"]["namespace"], names.keys_secret(obj["metadata"]["name"])] = made
+    for cluster, secret in keys:
+        own = secret["metadata"]
+        _give(secret, connections[cluster], owner=owners[cluster, own["namespace"], own["name"]])
+
+
+def _give(secret: Mapping[str, Any], connection: Connection, *, owner: Mapping[str, Any]) -> None:
+    """The Secret goes when its owner goes, whoever removes that."""
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
+    reference |= {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+    own = secret["metadata"]
+    change = {"metadata": {"ownerReferences": [reference]}}
+    connection.patch("Secret", own["name"], change, namespace=own["namespace"])
+
+
+def key_secrets(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
+    """Cluster and Secret for the syncer and for each learner: keys made here for this launch, and kept nowhere else."""
+    keys = keys_of_plan(plan)
+    if plan.syncer is None:
+        return []
+    where = [(plan.syncer.cluster, plan.syncer.namespace, plan.syncer.name, keys[SYNCER], labels.labels(plan))]
+    where += [
+        (one.cluster, one.namespace, one.job, keys[one.name], labels.labels(plan, learner=one)) for one in plan.learners
+    ]
+    return [
+        (
+            cluster,
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": names.keys_secret(owner), "namespace": namespace, "labels": own},
+                "immutable": True,
+                "stringData": {name: content.decode() for name, content in files.items()},
+            },
+        )
+        for cluster, namespace, owner, files, own in where
+    ]
 
 
 def env_secret(plan: Plan, learner: LearnerPlan) -> dict[str, Any] | None:

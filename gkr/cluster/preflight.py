@@ -78,7 +78,8 @@ def _check_cluster(plan: Plan, objects: Objects, *, connection: Connection) -> l
     missing = [problem for one in namespaces for problem in _check_namespace(connection, one)]
     if missing:
         return missing  # everything below would only repeat it
-    rights = _check_rights(connection, objects, namespaces=namespaces)
+    secrets = plan.syncer is not None or bool(plan.env_from_caller)
+    rights = _check_rights(connection, objects, namespaces=namespaces, secrets=secrets)
     checks: list[Callable[[], Iterable[Problem]]] = [lambda: _check_priority(plan, connection)]
     checks += [lambda one=one: _check_queue(one, objects, connection=connection) for one in learners]
     checks += [lambda one=one: _check_named(plan, one, connection=connection) for one in learners]
@@ -171,8 +172,10 @@ def _missing(connection: Connection, kind: str, name: str, *, namespace: str) ->
         return False  # may not look; the pods will say
 
 
-def _check_rights(connection: Connection, objects: Objects, *, namespaces: Sequence[str]) -> list[Problem]:
-    kinds = {str(one["kind"]) for one in objects}
+def _check_rights(
+    connection: Connection, objects: Objects, *, namespaces: Sequence[str], secrets: bool
+) -> list[Problem]:
+    kinds = {str(one["kind"]) for one in objects} | ({"Secret"} if secrets else set[str]())
     wanted = {
         Right(verb, KINDS[kind].group, KINDS[kind].plural, why="launch" if verb != "delete" else "cancel")
         for kind in kinds

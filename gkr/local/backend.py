@@ -47,6 +47,11 @@ class LocalBackend:
         require_roles()
         resume_run(run)
 
+    def ask_syncer(self, run: Run, *, path: str) -> bytes:
+        from gkr.local.asking import ask_local_syncer
+
+        return ask_local_syncer(run, path=path)
+
 
 class _Supervised:
     """The supervisor writes everything into the folder itself."""

@@ -15,8 +15,6 @@ def refuse_what_is_not_carried_out(plan: Plan) -> None:
     problems: list[str] = []
     if plan.train is None:
         problems.append("`run` starts a person's own command on clusters only; use `train` here")
-    if plan.syncer is not None and plan.syncer.config.mode == "decoupled":
-        problems.append("sync.mode decoupled is resolved but not carried out yet; use barrier")
     if plan.code is not None:
         problems.append("`code` is packed for clusters only; here the working tree runs as it is: leave it out")
     if plan.secrets:

@@ -45,8 +45,18 @@ class Children:
         self._environment = dict(environment)
         self._children: dict[str, _Child] = {}
 
-    def start(self, name: str, *, command: Sequence[str], log: Path) -> int:
-        """Start one child with both outputs appended to `log`; its process id."""
+    def start(
+        self,
+        name: str,
+        *,
+        command: Sequence[str],
+        log: Path,
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> int:
+        """Start one child with both outputs appended to `log`; its process id. It inherits `descriptors`, and has
+        `environment` of its own beside the common one.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -54,8 +64,9 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._environment,
+                env={**self._environment, **(environment or {})},
                 start_new_session=True,
+                pass_fds=tuple(descriptors),
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         self._children[name] = _Child(process, log, time.monotonic())
@@ -75,6 +86,13 @@ class Children:
         """SIGKILL to the child's whole process group."""
         if name in self._children:
             _kill_group(self._children[name].process.pid)
+
+    def end(self, name: str) -> None:
+        """Kill it with its group and reap it."""
+        child = self._children.pop(name, None)
+        if child is not None:
+            _kill_group(child.process.pid)
+            child.process.wait(timeout=5)
 
     def collect(self) -> list[Gone]:
         """Children that ended since the last call, reaped."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from gkr.local.commands import Commands, ProductCommands
 from gkr.local.environment import child_environment
 from gkr.local.files import write_atomically
 from gkr.local.journal import Journal
+from gkr.local.links import Links, is_link
 from gkr.local.states import (
     SYNCER,
     Begin,
@@ -50,7 +52,10 @@ from gkr.runs import process_birth
 from gkr.watch.tail import EventTail
 from spec.events import AttemptStarted, Event, Note, RunStatus
 from spec.plan import Plan
+from spec.sync_keys import ENVIRONMENT
 
+KEYS = "state/keys"
+"""Folder of a run with the keys of its processes, while it runs: one folder for each learner, and SYNCER's."""
 _TICK_SECONDS = 0.25
 _FULL_BYTES = 64 * 1024
 """With less than this free (nearly all of it our own reserve), a process that failed did so for want of space."""
@@ -68,10 +73,12 @@ class Supervisor:
         finish: Callable[[Path], object],
         limits: Limits | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._plan = folder, plan
+        self._keys = folder / KEYS
         self._commands = commands
         self._finish = finish
         self._children = Children(environment=child_environment(os.environ, plan_env=plan.env))
+        self._links = Links(folder, plan=plan, children=self._children)
         self._tail = EventTail(folder)
         self._state = fate.initial(
             [learner.name for learner in plan.learners],
@@ -90,11 +97,14 @@ class Supervisor:
         """Until the run has ended; its exit code."""
         with _Wakeup(self._on_signal) as wakeup:
             _announce(self._folder)
+            self._make_keys()
             self._hear(Begin(time.monotonic()))
             while self._exit_code is None:
                 wakeup.wait(_TICK_SECONDS)
                 for heard in self._listen():
                     self._hear(heard)
+        self._links.close()
+        shutil.rmtree(self._keys, ignore_errors=True)
         self._conclude()
         self._journal.close()
         return self._exit_code
@@ -102,12 +112,15 @@ class Supervisor:
     def _listen(self) -> list[Input]:
         now = time.monotonic()
         # Events before exits: what a process wrote last explains its end.
-        gone = self._children.collect()
+        ended = self._children.collect()
+        gone = [one for one in ended if not is_link(one.name)]
         heard: list[Input] = [Heard(now, event) for event in self._tail.read()]
         endpoints = self._published_endpoints()
         if endpoints is not None:
             heard.append(Serving(now, endpoints))
         heard += [Exited(now, one.name, one.code, one.detected_seconds, self._last_words(one)) for one in gone]
+        died = [self._links.restart(one) for one in ended if is_link(one.name)]
+        heard += [Broken(now, reason) for reason in died if reason]
         hard = self._asked_to_cancel()
         if hard is not None and hard != self._cancelled:
             self._cancelled = hard
@@ -129,7 +142,8 @@ class Supervisor:
             case StartSyncer(attempt, endpoints):
                 self._start(SYNCER, "syncer", attempt, self._commands.syncer(endpoints=endpoints))
             case StartDriver(learner, attempt, endpoints):
-                command = self._commands.driver(learner, attempt=attempt, endpoints=endpoints)
+                reached = self._links.endpoints(learner, endpoints)
+                command = self._commands.driver(learner, attempt=attempt, endpoints=reached)
                 self._start(learner, "driver", attempt, command)
             case Terminate(name):
                 self._children.signal(name, signal.SIGTERM)
@@ -141,11 +155,22 @@ class Supervisor:
     def _start(self, name: str, role: str, attempt: int, command: list[str]) -> None:
         log = self._folder / "logs" / name / f"{attempt}" / f"{role}-0.log"
         try:
-            pid = self._children.start(name, command=command, log=log)
+            own = self._keys / name
+            environment = {ENVIRONMENT: f"{own}"} if own.exists() else {}
+            pid = self._children.start(name, command=command, log=log, environment=environment)
         except OSError as error:
             self._hear(Exited(time.monotonic(), name, 127, 0.0, f"could not be started: {error}"))
             return
         _log(f"{role} of {name}, attempt {attempt}: process {pid}")
+
+    def _make_keys(self) -> None:
+        """Anew for each supervisor: nothing of the one before lives, and what it left must be of no use."""
+        from gkr.sync_keys import write_keys
+
+        try:
+            write_keys(self._keys, plan=self._plan)
+        except OSError as error:
+            self._break(f"the keys of the run cannot be written: {error}")
 
     def _end(self, effect: Finish) -> None:
         ending = effect.fate

@@ -3,7 +3,8 @@
 Events tell ends and durations; starts follow from them. A learner is taken to train between its first and last sign of
 life of an attempt; everything else is laid over that. A synchronisation ends at the learner's `applied` event: before
 it lies the time for taking over the weights, before that the wait, before that the snapshot (how much of each: growth
-of the learner's own counters around that moment).
+of the learner's own counters around that moment). In decoupled mode training goes on through that wait: it is a
+contribution in flight, and only what the learner's counters say is time that it stood still.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from typing import Literal
 from gkr.report.record import RunRecord
 from spec.events import Applied, AttemptEnded, AttemptStarted, LearnerFinished, Recovery, StepMetrics, SyncMerged
 
-State = Literal["starting", "training", "waiting", "applying", "restarting", "collecting", "merging"]
+State = Literal["starting", "training", "waiting", "ahead", "applying", "restarting", "flying", "collecting", "merging"]
+MOST_FRAGMENT_LANES = 8
+"""With more fragments, their merges share one lane."""
+_STALLS: tuple[tuple[str, State], ...] = (("barrier", "waiting"), ("max_ahead", "ahead"))
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,18 @@ class Lane:
 
 
 def lanes(record: RunRecord) -> list[Lane]:
-    """One lane per learner, then the syncer's."""
+    """One lane per learner, then the syncer's: one for each fragment if there are several, but not many."""
     found = [_learner_lane(record, name=name, index=index) for index, name in enumerate(record.learners)]
     merged = record.of(SyncMerged)
-    if merged:
+    fragments = sorted({one.fragment for one in merged})
+    split = 1 < len(fragments) <= MOST_FRAGMENT_LANES
+    for at, which in enumerate([[one] for one in fragments] if split else [fragments]):
         found.append(
             Lane(
-                name="syncer",
+                name=f"fragment {which[0]}" if split else "syncer",
                 learner=None,
-                spans=[one for event in merged for one in _round(event)],
-                marks=_marks(record, learner=""),
+                spans=[one for event in merged if event.fragment in which for one in _round(event)],
+                marks=_marks(record, learner="") if at == 0 else [],
             )
         )
     return [one for one in found if one.spans]
@@ -83,7 +89,10 @@ def _learner_lane(record: RunRecord, *, name: str, index: int) -> Lane:
     attempts: dict[int, list[StepMetrics]] = defaultdict(list)
     for one in steps:
         attempts[one.attempt].append(one)
-    for one in applied:
+    if record.decoupled:
+        spans += [stall for own in attempts.values() for stall in _stalls(own)]
+        spans += [_flight(one) for one in applied]
+    for one in () if record.decoupled else applied:
         current = [attempt.attempt for attempt in started if attempt.time <= one.time]
         spans += _synchronisation(one, steps=attempts[current[-1]] if current else steps)
     return Lane(
@@ -165,8 +174,27 @@ def _synchronisation(applied: Applied, *, steps: Sequence[StepMetrics]) -> list[
     ]
 
 
+def _stalls(steps: Sequence[StepMetrics]) -> list[Span]:
+    """Growth of a counter between two signs of life, laid before the later one."""
+    found: list[Span] = []
+    for before, after in itertools.pairwise(steps):
+        for cause, state in _STALLS:
+            seconds = after.blocked_seconds.get(cause, 0.0) - before.blocked_seconds.get(cause, 0.0)
+            if seconds > 0:
+                label = f"stood still {seconds:.2f} s before step {after.step} ({cause.replace('_', ' ')})"
+                found.append(Span(state, max(before.time, after.time - seconds), after.time, label))
+    return found
+
+
+def _flight(applied: Applied) -> Span:
+    what = f"fragment {applied.fragment}, version {applied.round}"
+    label = f"{what}: {applied.waited_seconds:.2f} s from snapshot to answer ({applied.verdict})"
+    return Span("flying", applied.time - applied.waited_seconds, applied.time, label)
+
+
 def _round(event: SyncMerged) -> list[Span]:
     sealed = event.time - event.merge_seconds - event.durable_seconds
+    who = ", ".join(one.learner for one in event.members if one.arrived_seconds is not None)
     return [
         Span(
             "collecting",
@@ -178,7 +206,7 @@ def _round(event: SyncMerged) -> list[Span]:
             "merging",
             sealed,
             event.time,
-            f"round {event.round}: merged and committed in {event.merge_seconds + event.durable_seconds:.2f} s",
+            f"round {event.round}: {who} merged and committed in {event.merge_seconds + event.durable_seconds:.2f} s",
         ),
     ]
 

@@ -53,6 +53,11 @@ class RunRecord:
         return list(dict.fromkeys(names))
 
     @cached_property
+    def decoupled(self) -> bool:
+        """Whether learners go on training while they synchronise."""
+        return bool(self.plan and self.plan.syncer and self.plan.syncer.config.mode == "decoupled")
+
+    @cached_property
     def start(self) -> float:
         """Seconds since 1970 of the earliest event."""
         return min((one.time for one in self.events), default=0.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gkr.report.record import RunRecord
-from spec.events import Applied, ServiceStats, StepMetrics, Validation
+from spec.events import Applied, ServiceStats, StepMetrics, SyncMerged, Validation
 
 
 @dataclass(frozen=True)
@@ -50,30 +50,78 @@ def _pieces(
     return Curve(name=learner, x=xs, y=ys)
 
 
+class _Clock:
+    """The inner step that a learner had reached at a time, by its own signs of life."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._told: dict[str, tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
+        for one in record.of(StepMetrics):
+            times, steps = self._told[one.learner]
+            times.append(one.time)
+            steps.append(one.step)
+
+    def step(self, learner: str, *, time: float) -> float | None:
+        """None before the first sign."""
+        times, steps = self._told[learner]
+        before = bisect_right(times, time)
+        return float(steps[before - 1]) if before else None
+
+
 def round_steps(record: RunRecord) -> dict[int, float]:
-    """The inner step at which each round of shared weights was taken up, by the first learner that says so."""
-    clocks: dict[str, tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
-    for one in record.of(StepMetrics):
-        times, steps = clocks[one.learner]
-        times.append(one.time)
-        steps.append(one.step)
+    """The inner step at which each round of shared weights (of the first fragment) was taken up, by the first learner
+    that says so.
+    """
+    clock = _Clock(record)
     found: dict[int, float] = {}
     for one in record.of(Applied):
-        times, steps = clocks[one.learner]
-        before = bisect_right(times, one.time)
-        if before and one.round not in found:
-            found[one.round] = float(steps[before - 1])
+        step = clock.step(one.learner, time=one.time)
+        if step is not None and one.fragment == 0:
+            found.setdefault(one.round, step)
     return found
 
 
 def validation(record: RunRecord) -> Curve:
-    """Loss of the merged model over inner steps (over rounds, where no step is known)."""
-    losses: dict[int, list[float]] = defaultdict(list)
+    """Loss of the merged model over inner steps."""
+    clock = _Clock(record)
+    said: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for one in record.of(Validation):
-        losses[one.round].append(one.loss)
-    steps = round_steps(record)
-    placed = sorted((steps[number], sum(said) / len(said)) for number, said in losses.items() if number in steps)
+        step = clock.step(one.learner, time=one.time)
+        if step is not None:
+            said[one.round].append((step, one.loss))
+    placed = sorted((told[0][0], sum(loss for _, loss in told) / len(told)) for told in said.values())
     return Curve(name="merged model, validation", x=[step for step, _ in placed], y=[loss for _, loss in placed])
+
+
+def answers(record: RunRecord) -> list[Curve]:
+    """Seconds from snapshot to answer of every contribution, by learner, over seconds since the start."""
+    found = {name: Curve(name=name, x=[], y=[]) for name in record.learners}
+    for one in record.of(Applied):
+        curve = found.setdefault(one.learner, Curve(name=one.learner, x=[], y=[]))
+        curve.x.append(one.time - record.start)
+        curve.y.append(one.waited_seconds)
+    return list(found.values())
+
+
+def staleness(record: RunRecord) -> list[Curve]:
+    """Versions between base and merge of every merged contribution, by learner, over rounds."""
+    found = {name: Curve(name=name, x=[], y=[]) for name in record.learners}
+    for event in record.of(SyncMerged):
+        for one in event.members:
+            if one.arrived_seconds is not None:
+                curve = found.setdefault(one.learner, Curve(name=one.learner, x=[], y=[]))
+                curve.x.append(float(event.round))
+                curve.y.append(float(one.staleness))
+    return list(found.values())
+
+
+def received(record: RunRecord) -> Curve:
+    """Megabytes (10^6) that the syncer has received in merged contributions, over seconds since the start."""
+    total, curve = 0.0, Curve(name="received", x=[0.0], y=[0.0])
+    for one in record.of(SyncMerged):
+        curve.x.extend([one.time - record.start] * 2)
+        curve.y.extend([total, total + one.bytes_in / 1e6])
+        total = curve.y[-1]
+    return curve
 
 
 def waits(record: RunRecord) -> tuple[list[int], dict[str, list[float]]]:

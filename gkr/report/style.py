@@ -116,7 +116,7 @@ img { display: block; width: 100%; image-rendering: pixelated; border-radius: 3p
 .grid { display: grid; grid-template-columns: repeat(10, 1fr); gap: 3px; margin-top: 6px; }
 
 .lanes { margin-top: 6px; }
-.lane { display: grid; grid-template-columns: 84px minmax(0, 1fr); align-items: center; margin-bottom: 8px; }
+.lane { display: grid; grid-template-columns: 96px minmax(0, 1fr); align-items: center; margin-bottom: 8px; }
 .lane-name { font-size: 13px; font-weight: 600; overflow: hidden; text-overflow: ellipsis; padding-right: 10px;
     white-space: nowrap; }
 .lane-bar { position: relative; }
@@ -131,6 +131,9 @@ rect.waiting { fill: color-mix(in srgb, currentColor 34%, var(--card)); }
 .key.waiting { background: linear-gradient(90deg, color-mix(in srgb, var(--l0) 34%, var(--card)) 50%,
   color-mix(in srgb, var(--l1) 34%, var(--card)) 50%);
     }
+rect.ahead, .key.ahead { fill: var(--warn); background: var(--warn); }
+rect.flying { fill: var(--ink); opacity: 0.55; }
+.key.flying { height: 4px; background: var(--ink); opacity: 0.55; vertical-align: 3px; }
 rect.applying, .key.applying { fill: var(--ink); background: var(--ink); }
 rect.restarting, .key.restarting { fill: var(--fault); background: var(--fault); }
 rect.collecting, .key.collecting { fill: var(--idle); background: var(--idle); }

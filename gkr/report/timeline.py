@@ -13,11 +13,15 @@ _STATES = (
     ("starting", "starting"),
     ("training", "training"),
     ("waiting", "waiting at the barrier"),
+    ("ahead", "waiting: too far ahead"),
     ("applying", "snapshot and apply"),
     ("restarting", "restart"),
+    ("flying", "contribution in flight, training goes on"),
     ("collecting", "syncer has some, waits for the rest"),
     ("merging", "syncer merges and commits"),
 )
+_STRIP = (7, 3)
+"""Where a lane shows what happens beside training: its top and height, of 10."""
 _WIDE = 1000
 """Units of the drawing from the first to the last moment."""
 
@@ -61,13 +65,14 @@ def _row(lane: Lane, *, start: float, seconds: float) -> Html:
 def _bar(span: Span, *, start: float, seconds: float) -> Html:
     left = _share(span.start - start, seconds) * _WIDE
     right = _share(span.end - start, seconds) * _WIDE
+    top, height = _STRIP if span.state == "flying" else (0, 10)
     return el(
         "rect",
         el("title", span.label),
         x=f"{left:.2f}",
         width=f"{max(right - left, 0.4):.2f}",
-        y=0,
-        height=10,
+        y=top,
+        height=height,
         class_=span.state,
     )
 

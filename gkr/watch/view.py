@@ -66,9 +66,10 @@ class LearnerView:
 
 @dataclass(frozen=True)
 class SyncView:
-    """The outer rounds now."""
+    """The outer rounds now. Of several fragments, the round that changed last."""
 
     version: int = 0
+    fragment: int = 0
     samples_total: int = 0
     arrived: tuple[str, ...] = ()
     waiting_for: tuple[str, ...] = ()
@@ -175,7 +176,8 @@ def _fold_learner(learner: LearnerView, event: Event) -> LearnerView:
         case Validation():
             return replace(learner, validations=_push(learner.validations, event.loss, limit=_HISTORY))
         case Applied():
-            return replace(learner, round=event.round)
+            # The version of one fragment is at most that of all together, which steps tell.
+            return replace(learner, round=max(learner.round, event.round))
         case CheckpointSaved():
             return replace(learner, checkpoint_step=event.step)
         case LearnerFinished():
@@ -204,15 +206,18 @@ def _fold_step(learner: LearnerView, event: StepMetrics) -> LearnerView:
 def _fold_sync(sync: SyncView, event: SyncWaiting | SyncMerged) -> SyncView:
     if isinstance(event, SyncWaiting):
         return replace(
-            sync, arrived=tuple(event.arrived), waiting_for=tuple(event.waiting_for), deadline=event.deadline
+            sync,
+            fragment=event.fragment,
+            arrived=tuple(event.arrived),
+            waiting_for=tuple(event.waiting_for),
+            deadline=event.deadline,
         )
+    if event.fragment == sync.fragment:
+        sync = replace(sync, arrived=(), waiting_for=(), deadline=None)
     return replace(
         sync,
         version=event.round,
         samples_total=event.samples_total,
-        arrived=(),
-        waiting_for=(),
-        deadline=None,
         open_seconds=event.open_seconds,
         cosine=event.cosine,
         final=event.final,

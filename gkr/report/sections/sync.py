@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Literal
 
 from gkr.report.charts import Chart, Line, bar_chart, line_chart
 from gkr.report.lanes import lanes
 from gkr.report.markup import Child, Html, el, empty, section, table
 from gkr.report.record import RunRecord
-from gkr.report.series import waits
+from gkr.report.series import answers, received, staleness, waits
 from gkr.report.timeline import timeline
-from gkr.report.words import count, duration, number, percent
+from gkr.report.words import count, duration, number, percent, plural
 from spec.events import CheckpointSaved, StepMetrics, SyncMerged
 from spec.summary import LearnerSummary
 
+Style = Literal["solid", "dashed", "points"]
 _MOST_BARS = 40
 _CAUSES = ("snapshot", "barrier", "apply", "max_ahead", "data", "encode")
 
 
 def sync(record: RunRecord) -> Html:
-    """Timeline, waits per round, and where each learner's time went."""
+    """Timeline, what synchronising cost, how far learners agreed, and where each learner's time went."""
     found = lanes(record)
     if not found:
         return section("Timeline", empty("No attempt was started."), anchor="timeline")
     drawn = timeline(found, start=record.start, end=record.end)
-    charts = el("div", _waits(record), _norms(record), class_="charts")
-    return section("Timeline", drawn, charts, _blocked(record), anchor="timeline", lead=_who_waited(record))
+    charts = el(
+        "div",
+        _answers(record) if record.decoupled else _waits(record),
+        _agreement(record),
+        _staleness(record),
+        _norms(record),
+        _received(record),
+        class_="charts",
+    )
+    lead = _who_took_part(record) if record.decoupled else _who_waited(record)
+    return section("Timeline", drawn, charts, _blocked(record), anchor="timeline", lead=lead)
 
 
 def _who_waited(record: RunRecord) -> str | None:
@@ -50,6 +61,17 @@ def _who_waited(record: RunRecord) -> str | None:
     return told or None
 
 
+def _who_took_part(record: RunRecord) -> str | None:
+    """One sentence: how often each learner was merged, and how stale it was."""
+    merges = len(record.of(SyncMerged))
+    said = [
+        f"{one.name} took part in {len(one.y)}, on average {sum(one.y) / len(one.y):.1f} versions stale"
+        for one in staleness(record)
+        if one.y
+    ]
+    return f"Of {plural(merges, 'merge')}, {'; '.join(said)}." if said else None
+
+
 def _waits(record: RunRecord) -> Html:
     rounds, waited = waits(record)
     lines = [Line(name, [float(one) for one in rounds], seconds, i) for i, (name, seconds) in enumerate(waited.items())]
@@ -57,16 +79,69 @@ def _waits(record: RunRecord) -> Html:
     return bar_chart(chart) if len(rounds) <= _MOST_BARS else line_chart(chart)
 
 
-def _norms(record: RunRecord) -> Html:
-    """How far and how much in agreement the learners moved in each round."""
+def _answers(record: RunRecord) -> Html:
+    return line_chart(
+        Chart(
+            "answers",
+            "From snapshot to answer",
+            "time since start",
+            [Line(one.name, one.x, one.y, i) for i, one in enumerate(answers(record))],
+            y_label="seconds",
+            from_zero=True,
+            seconds=record.end - record.start,
+            note="training goes on meanwhile",
+        )
+    )
+
+
+def _agreement(record: RunRecord) -> Html:
+    """How much in agreement the learners moved in each round."""
     merged = record.of(SyncMerged)
     rounds = [float(one.round) for one in merged]
-    cosine = [one.cosine if one.cosine is not None else math.nan for one in merged]
+
+    def line(name: str, values: list[float | None], color: int | Literal["merged"], style: Style) -> Line:
+        return Line(name, rounds, [math.nan if one is None else one for one in values], color, style)
+
+    lines = [
+        line("lowest pair of learners", [one.cosine for one in merged], "merged", "points"),
+        line("with the outer momentum", [one.momentum_cosine for one in merged], 2, "dashed"),
+    ]
+    told = [one for one in lines if any(map(math.isfinite, one.y))]
+    note = told[0].name if len(told) == 1 else ""  # a legend is drawn for several lines only
+    return line_chart(Chart("cosine", "Agreement of displacements (cosine)", "outer round", told, note=note))
+
+
+def _staleness(record: RunRecord) -> Html:
+    """Nothing where no contribution was stale: in barrier mode without late learners."""
+    found = staleness(record)
+    if not any(any(one.y) for one in found):
+        return Html("")
+    lines = [Line(one.name, one.x, one.y, i, "points") for i, one in enumerate(found)]
+    return line_chart(
+        Chart("staleness", "Staleness of contributions", "outer round", lines, y_label="versions", from_zero=True)
+    )
+
+
+def _norms(record: RunRecord) -> Html:
+    """How far the learners moved in each round."""
+    merged = record.of(SyncMerged)
+    norms = Line("norm", [float(one.round) for one in merged], [one.outer_gradient_norm for one in merged], "merged")
+    return line_chart(Chart("outer", "Norm of the outer gradient", "outer round", [norms], log=True))
+
+
+def _received(record: RunRecord) -> Html:
+    told = received(record)
+    if not any(told.y):
+        return Html("")
     chart = Chart(
-        "cosine",
-        "Agreement of the learners' displacements (cosine)",
-        "outer round",
-        [Line("cosine", rounds, cosine, "merged", "points")],
+        "received",
+        "Received by the syncer",
+        "time since start",
+        [Line(told.name, told.x, told.y, "merged")],
+        y_label="MB",
+        from_zero=True,
+        seconds=record.end - record.start,
+        note="merged contributions",
     )
     return line_chart(chart)
 

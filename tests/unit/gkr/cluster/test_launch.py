@@ -20,6 +20,7 @@ from spec.facts import Site
 from tests.builders.api_double import ApiDouble, serving
 from tests.builders.cluster_runs import PAIR, TINY, entry, facts, furnish, prepared, started
 
+TRAINED = 'train: {recipe: digits, model: {conditioning: class}}\ndata: {manifest: "{bucket}/data/manifest.json"}'
 SECRET_ENV = "name: tiny\nenv: {TOKEN: }"
 
 
@@ -85,6 +86,39 @@ def test_values_of_the_caller_are_in_a_secret_and_nowhere_else(
     assert secret["stringData"] == {"TOKEN": "s3cr3t-$x"}
     assert "s3cr3t" not in json.dumps([one for (kind, _, _), one in double.objects.items() if kind != "Secret"])
     assert not [path for path in run.path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+
+
+def test_keys_of_the_sync_are_in_secrets_that_go_with_their_jobs_and_nowhere_else(
+    double: ApiDouble, other: ApiDouble, tmp_path: Path
+) -> None:
+    clusters = [facts(tmp_path / "b0"), facts(tmp_path / "b1", name="far")]
+    text = PAIR.replace("west, cluster: any", "west, cluster: far").replace(
+        "east, cluster: any", "east, cluster: double"
+    )
+    text = text.replace("run: |\n  echo hello", TRAINED)
+    ready = prepared(text, clusters, [entry(double, tmp_path), entry(other, tmp_path, name="far")])
+    run, syncer = _launch(ready, tmp_path), ready.plan.syncer
+    assert syncer is not None
+    east, west = ready.plan.learner("east").job, ready.plan.learner("west").job
+    found = {name: (cluster, one) for cluster in (double, other) for (kind, _, name), one in cluster.objects.items()
+             if kind == "Secret"}  # fmt: skip
+    assert set(found) == {f"{syncer.name}-keys", f"{east}-keys", f"{west}-keys"}
+    assert found[f"{west}-keys"][0] is other
+    for name, kind in ((syncer.name, "Job"), (east, "RayJob"), (west, "RayJob")):
+        cluster, secret = found[f"{name}-keys"]
+        [owner] = secret["metadata"]["ownerReferences"]
+        [uid] = [one["metadata"]["uid"] for key, one in cluster.objects.items() if (key[0], key[2]) == (kind, name)]
+        assert (owner["kind"], owner["name"], owner["uid"]) == (kind, name, uid)
+        assert secret["immutable"] is True
+    assert len({one["stringData"]["token"] for _, one in found.values()}) == 1
+    assert len({one["stringData"]["tls.key"] for _, one in found.values()}) == 3
+    secret_texts = [one["stringData"][name] for _, one in found.values() for name in ("tls.key", "token")]
+    others = [one for cluster in (double, other) for (kind, _, _), one in cluster.objects.items() if kind != "Secret"]
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    for text in secret_texts:
+        assert text not in json.dumps(others)
+        assert not [data for data in written if text.encode() in data]
+    assert run.path.exists()
 
 
 def test_what_was_created_is_removed_when_a_later_creation_fails(

@@ -18,19 +18,19 @@ def plan_of(text: str, *overrides: str) -> Plan:
     return resolve_located(load(text, overrides=overrides), laptop(), run=RUN, env={}, run_uri="file:///w/runs/x")
 
 
-def test_the_main_job_is_carried_out() -> None:
-    refuse_what_is_not_carried_out(plan_of(DIGITS))
+@pytest.mark.parametrize("overrides", [(), ("sync.mode=decoupled", "sync.fragments=4", "sync.codec=int8")])
+def test_what_is_carried_out_is_not_refused(overrides: tuple[str, ...]) -> None:
+    refuse_what_is_not_carried_out(plan_of(DIGITS, *overrides))
 
 
 @pytest.mark.parametrize(
     ("text", "overrides", "want"),
     [
-        (DIGITS, ("sync.mode=decoupled",), "use barrier"),
         (DIGITS + "secrets: [hf-token]\n", (), "hf-token"),
         (DIGITS + "code: .\n", (), "leave it out"),
         (OWN, (), "`train`"),
     ],
-    ids=["decoupled", "secrets", "code", "run"],
+    ids=["secrets", "code", "run"],
 )
 def test_what_is_not_carried_out_is_refused(text: str, overrides: tuple[str, ...], want: str) -> None:
     with pytest.raises(ConfigError, match="cannot run this experiment") as caught:

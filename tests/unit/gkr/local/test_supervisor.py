@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ from gkr.local.states import Limits
 from gkr.local.supervisor import Supervisor
 from gkr.runs import read_state, supervisor_pid
 from spec.events import Event, Note, Recovery, RunStatus, read_events
+from spec.link import LinkConfig
 from tests.builders import local_runs, standins
 
 Supervise = Callable[..., tuple[int, Path]]
+SLOW = LinkConfig.model_validate({"delay": "10ms"})
 
 
 @pytest.fixture
@@ -179,26 +182,67 @@ def _spawn(folder: Path, cwd: Path) -> subprocess.Popen[str]:
     return process
 
 
-def _started(tmp_path: Path, behaviours: dict[str, list[str]]) -> Path:
+def _started(tmp_path: Path, behaviours: dict[str, list[str]], *, link: LinkConfig | None = None) -> Path:
     standins.install(tmp_path)
-    plan = local_runs.plan(*[name for name in behaviours if name != "syncer"], synced="syncer" in behaviours)
+    learners = [name for name in behaviours if name != "syncer"]
+    plan = local_runs.plan(*learners, synced="syncer" in behaviours, link=link)
     folder = local_runs.run_folder(tmp_path / "runs", plan)
     standins.script(folder, behaviours)
     return folder
 
 
+def _children(supervisor: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()]
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
+
+
 def test_children_die_when_the_supervisor_is_killed_and_the_run_shows_as_lost(
     tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    folder = _started(tmp_path, {"syncer": ["serve"], "east": ["wait"]})
+    folder = _started(tmp_path, {"syncer": ["serve"], "east": ["wait"]}, link=SLOW)
     supervisor = _spawn(folder, tmp_path)
     processes.append(supervisor)
     local_runs.wait_until(lambda: read_state(folder).status == "running", "the run to run")
-    children = [int(pid) for pid in Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()]
-    assert len(children) == 2
+    children = _children(supervisor)
+    assert len(children) == 3, "syncer, link and driver"
     os.kill(supervisor.pid, signal.SIGKILL)
     local_runs.wait_until(lambda: not any(map(local_runs.is_alive, children)), "the children's end")
     assert read_state(folder).status == "lost"
+
+
+def test_a_link_stands_between_driver_and_syncer_and_comes_back_on_its_ports(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    folder = _started(tmp_path, {"syncer": ["serve"], "east": ["wait"]}, link=SLOW)
+    supervisor = _spawn(folder, tmp_path)
+    processes.append(supervisor)
+    local_runs.wait_until(lambda: read_state(folder).status == "running", "the run to run")
+
+    def links() -> list[int]:
+        return [pid for pid in _children(supervisor) if "gkr.local.link" in _words(pid)]
+
+    (driver,) = [_words(pid) for pid in _children(supervisor) if "training.driver" in _words(pid)]
+    served = json.loads((folder / "state" / "syncer.json").read_text())
+    reached = {one: driver[driver.index(f"--syncer-{one}") + 1] for one in ("control", "bulk")}
+    (first,) = links()
+    targets = [word for word in _words(first) if word in served.values()]
+    assert targets == [served["control"], served["bulk"]]
+    assert not set(reached.values()) & set(served.values())
+    os.kill(first, signal.SIGKILL)
+    local_runs.wait_until(lambda: links() not in ([], [first]), "the link to be started again")
+    host, _, port = reached["control"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=local_runs.DEADLINE_SECONDS):
+        assert (folder / "logs" / "east" / "2" / "link-0.log").exists()
+    (folder / "state" / "cancel").write_text(json.dumps({"now": True}))
+    (second,) = links()
+    assert supervisor.wait(timeout=local_runs.DEADLINE_SECONDS) == 103
+    assert not local_runs.is_alive(second)
 
 
 def test_cancel_asks_then_kills_after_the_grace(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:

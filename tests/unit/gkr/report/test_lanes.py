@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gkr.report.lanes import Span, lanes, visible
-from gkr.report.record import RunRecord
+from gkr.report.record import RunRecord, read_record
 from spec.events import (
     Applied,
     AttemptEnded,
@@ -19,6 +19,7 @@ from spec.events import (
     SyncMember,
     SyncMerged,
 )
+from tests.builders.decoupled_run import LATENCY_SECONDS, NAMES, write_decoupled_run
 
 
 def step(time: float, *, step: int, attempt: int = 1, **blocked: float) -> StepMetrics:
@@ -150,3 +151,25 @@ def test_only_the_longest_spans_of_a_long_run_are_drawn_in_their_order(most: int
     ]
     kept = visible(spans, most=most)
     assert kept == spans[1:3] if most == 2 else kept == spans[1:]
+
+
+def test_in_decoupled_mode_a_contribution_flies_beside_training_and_only_counters_say_who_stood_still(
+    tmp_path: Path,
+) -> None:
+    run = read_record(write_decoupled_run(tmp_path, fragments=2))
+    found = {one.name: one for one in lanes(run)}
+    assert list(found) == [*NAMES, "fragment 0", "fragment 1"]
+    assert not of(found["east"].spans, "waiting")
+    flights = [one for one in found["east"].spans if one.state == "flying"]
+    assert len(flights) == len([one for one in run.of(Applied) if one.learner == "east"])
+    assert all(one.end - one.start == pytest.approx(LATENCY_SECONDS + 0.57, abs=0.01) for one in flights)
+    (stood,) = [one for one in found["west"].spans if one.state == "ahead"]
+    assert stood.end - stood.start == pytest.approx(10, abs=0.5)
+    assert not of(found["central"].spans, "ahead")
+    merges = sum(len(of(found[f"fragment {one}"].spans, "merging")) for one in (0, 1))
+    assert merges == len(run.of(SyncMerged))
+
+
+def test_many_fragments_share_one_lane(tmp_path: Path) -> None:
+    run = read_record(write_decoupled_run(tmp_path, fragments=16))
+    assert [one.name for one in lanes(run)] == [*NAMES, "syncer"]

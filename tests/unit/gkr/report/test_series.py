@@ -5,9 +5,22 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from gkr.report.record import RunRecord
-from gkr.report.series import by_step, round_steps, samples_per_second, services, validation, waits
-from spec.events import Applied, AttemptStarted, Event, ServiceStats, StepMetrics, Validation
+import pytest
+
+from gkr.report.record import RunRecord, read_record
+from gkr.report.series import (
+    answers,
+    by_step,
+    received,
+    round_steps,
+    samples_per_second,
+    services,
+    staleness,
+    validation,
+    waits,
+)
+from spec.events import Applied, AttemptStarted, Event, ServiceStats, StepMetrics, SyncMerged, Validation
+from tests.builders.decoupled_run import write_decoupled_run
 
 
 def step(time: float, *, step: int, attempt: int = 1, learner: str = "east") -> StepMetrics:
@@ -71,7 +84,7 @@ def test_a_repeated_stretch_of_steps_is_a_new_piece_of_the_line() -> None:
     assert [math.isnan(value) for value in curve.y] == [False, False, True, False]
 
 
-def test_validation_stands_at_the_step_where_its_round_was_taken_up() -> None:
+def test_validation_stands_at_the_step_that_its_learner_had_reached() -> None:
     run = record(
         step(1, step=20),
         applied(2, number=1, waited=0),
@@ -80,8 +93,8 @@ def test_validation_stands_at_the_step_where_its_round_was_taken_up() -> None:
         Validation(time=9, source="rank", learner="east", round=7, loss=0.1),
     )
     assert round_steps(run) == {1: 20.0}
-    assert validation(run).x == [20.0]
-    assert validation(run).y == [0.5]
+    assert validation(run).x == [20.0, 25.0]
+    assert validation(run).y == [0.5, 0.1]
 
 
 def test_waits_are_by_round_and_learner_with_gaps() -> None:
@@ -107,3 +120,14 @@ def test_common_throughput_counts_each_sample_once() -> None:
     curve = samples_per_second(run)
     width = 60 / len(curve.x)
     assert math.isclose(sum(curve.y) * width, 59 * 10)
+
+
+def test_staleness_bytes_and_answers_of_a_decoupled_run(tmp_path: Path) -> None:
+    run = read_record(write_decoupled_run(tmp_path, fragments=2))
+    merged = run.of(SyncMerged)
+    stale = {one.name: one for one in staleness(run)}
+    assert sum(len(one.y) for one in stale.values()) == len(merged)
+    assert max(stale["west"].y) > max(stale["east"].y), "the slow learner is the stale one"
+    assert received(run).y[-1] == pytest.approx(sum(one.bytes_in for one in merged) / 1e6)
+    waited = {one.name: one.y for one in answers(run)}
+    assert max(waited["west"]) > 10 > max(waited["east"]), "the cut learner waited through its partition"

@@ -24,6 +24,17 @@ def test_who_is_waited_for_is_forgotten_when_the_round_is_merged() -> None:
     assert (after.version, after.waiting_for, after.deadline) == (1, (), None)
 
 
+def test_a_merge_of_another_fragment_does_not_end_the_wait() -> None:
+    waiting = SyncWaiting(time=5.0, source="syncer", round=4, fragment=1, arrived=["east"], waiting_for=["west"])
+    other = merged(7, samples_total=2_560)
+    sync = seen(waiting, other).sync
+    assert sync is not None
+    assert (sync.version, sync.waiting_for) == (7, ("west",))
+    after = seen(waiting, other, other.model_copy(update={"fragment": 1})).sync
+    assert after is not None
+    assert after.waiting_for == ()
+
+
 def test_histories_stay_short_however_long_the_run() -> None:
     events: list[Event] = [step("east", index) for index in range(1000)]
     events += [Note(time=1.0, source="x", text=f"{index}") for index in range(50)]
