@@ -80,8 +80,9 @@ def test_a_replica_comes_back_on_its_port(small_ray: None, monkeypatch: pytest.M
         data_manifest="", checkpoints="",
     )  # fmt: skip
     hosts = start_services(
-        learner, manifest="", cache_dir="cache", log_dir="logs", classes={"encode": ECHO}, first_port=port
-    )
+        learner, manifest="", cache_dir=str(tmp_path / "cache"), log_dir=str(tmp_path / "logs"),
+        classes={"encode": ECHO}, first_port=port,
+    )  # fmt: skip
     limit = time.monotonic() + SECONDS
 
     def serving(incarnation: int) -> Replica:
