@@ -90,9 +90,10 @@ def make_keys(
     authority = _Authority(run, valid_seconds=valid_seconds)
     common = {AUTHORITY: authority.certificate, TOKEN: secrets.token_hex(32).encode()}
     names = [_general(one) for one in dict.fromkeys([SERVER_NAME, *addresses])]
-    # The syncer's pod also asks itself: `gkr sync` starts `training.sync.ask` there.
+    # The syncer's pod also asks itself: `gkr sync` starts `training.sync.ask` there. The name is no learner's, so these
+    # keys speak for none.
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    found = {SYNCER: authority.issue("syncer", alternatives=names, purposes=both)}
+    found = {SYNCER: authority.issue(SYNCER, alternatives=names, purposes=both)}
     for learner in learners:
         found[learner] = authority.issue(learner, alternatives=[], purposes=[ExtendedKeyUsageOID.CLIENT_AUTH])
     return {name: {**common, **files} for name, files in found.items()}

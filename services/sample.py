@@ -23,7 +23,8 @@ from services.wire.messages import SampleArgs, SampleReply, Weights
 from spec.errors import GkrError, NotFoundError, RefusedError
 from spec.train import ModelConfig
 from training.models import flow
-from training.models.dit import DiT, initialise
+from training.models.dit import DiT
+from training.models.network import initialise
 from training.models.weights import load_model, save_model
 
 CHUNK_IMAGES = 32
@@ -127,10 +128,18 @@ class SampleService(Service):
         for last in (False, True):
             path = self._cache.get(args.weights.sha256, urls=args.weights.urls)
             try:
-                return load_model(path, device=self._device)[0]
+                model = load_model(path, device=self._device)[0]
             except NotFoundError:  # another replica of this node evicted it between the two lines
                 if last:
                     raise
+                continue
+            if not isinstance(model, DiT):
+                raise RefusedError(
+                    "these weights are not an image model's: nothing could be drawn",
+                    where=args.weights.sha256[:12],
+                    hint="ask for the weights of a model of kind dit",
+                )
+            return model
         raise AssertionError
 
     @torch.inference_mode()

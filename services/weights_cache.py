@@ -1,8 +1,8 @@
 """Published models by digest on this node's disk.
 
 Promises: a file under its final name has the bytes its digest names; a fetch ends within its size limit and its
-deadline (give or take one silence); nothing partial is left behind. Replicas of one node share the folder, so files
-appear by atomic rename and may vanish at any time. Standard library only.
+deadline (give or take one silence), and goes on where the connection was cut; nothing partial is left behind. Replicas
+of one node share the folder, so files appear by atomic rename and may vanish at any time. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import IO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from spec.errors import GkrError, RefusedError
+from spec.sync_keys import SyncKeys, open_connection
 
 SUFFIX = ".safetensors"
 _CHUNK = 1 << 20
@@ -29,6 +30,15 @@ _PARTIAL = ".partial-"
 
 class _Source(Protocol):
     def read1(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """An address that answered."""
+
+    source: _Source
+    left: int | None
+    """Bytes that will come, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -82,30 +92,36 @@ class WeightsCache:
         )
 
     def _fetch_one(self, path: Path, *, sha256: str, url: str, deadline: float) -> None:
-        with (
-            _open(url, timeout_seconds=min(self._limits.silence_seconds, deadline - time.monotonic())) as source,
-            tempfile.NamedTemporaryFile(dir=self._folder, prefix=_PARTIAL, delete=False) as file,
-        ):
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=_PARTIAL, delete=False) as file:
             try:
-                self._copy(source, file=file, sha256=sha256, deadline=deadline)
+                self._download(url, file=file, sha256=sha256, deadline=deadline)
                 file.flush()
                 Path(file.name).replace(path)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
 
-    def _copy(self, source: _Source, *, file: IO[bytes], sha256: str, deadline: float) -> None:
-        digest, size = hashlib.sha256(), 0
-        while chunk := source.read1(_CHUNK):
-            size += len(chunk)
-            if size > self._limits.max_bytes:
-                raise _FetchError(f"it is larger than {self._limits.max_bytes:,} bytes")
-            if time.monotonic() > deadline:
-                raise _FetchError(f"not complete after {self._limits.deadline_seconds:.0f} s ({size:,} bytes came)")
-            digest.update(chunk)
-            file.write(chunk)
+    def _download(self, url: str, *, file: IO[bytes], sha256: str, deadline: float) -> None:
+        digest = hashlib.sha256()
+        while self._copy(url, file=file, digest=digest, deadline=deadline):
+            pass
         if digest.hexdigest() != sha256:
             raise _FetchError(f"it has the digest {digest.hexdigest()[:12]}, not the one asked for")
+
+    def _copy(self, url: str, *, file: IO[bytes], digest: hashlib._Hash, deadline: float) -> bool:
+        """Append what there is from the file's end on; true if the connection was cut and there is more to come."""
+        start = size = file.tell()
+        silence = min(self._limits.silence_seconds, deadline - time.monotonic())
+        with _open(url, start=start, timeout_seconds=silence) as opened:
+            while chunk := opened.source.read1(_CHUNK):
+                size += len(chunk)
+                if size > self._limits.max_bytes:
+                    raise _FetchError(f"it is larger than {self._limits.max_bytes:,} bytes")
+                if time.monotonic() > deadline:
+                    raise _FetchError(f"not complete after {self._limits.deadline_seconds:.0f} s ({size:,} bytes came)")
+                digest.update(chunk)
+                file.write(chunk)
+        return opened.left is not None and start < size < start + opened.left
 
     def _evict(self, *, keep: Path) -> None:
         """Remove the least recently used files; other replicas may do the same at the same time."""
@@ -125,7 +141,7 @@ class _FetchError(GkrError):
 
 
 @contextmanager
-def _open(url: str, *, timeout_seconds: float) -> Generator[_Source]:
+def _open(url: str, *, start: int, timeout_seconds: float) -> Generator[_Opened]:
     if timeout_seconds <= 0:
         raise _FetchError("no time left")
     parts = urlsplit(url)
@@ -134,18 +150,21 @@ def _open(url: str, *, timeout_seconds: float) -> Generator[_Source]:
         if not path.is_file():  # never a pipe or a device: reading those may not end
             raise _FetchError("no such file")
         with path.open("rb") as file:
-            yield file
+            yield _Opened(file, None)
         return
-    if parts.scheme != "http" or not parts.hostname:
-        raise _FetchError("only http:// and file:// addresses are supported")
+    keys = SyncKeys.read() if parts.scheme == "https" else None
+    if not parts.hostname or not (parts.scheme == "http" or keys):
+        raise _FetchError("only file:// and http:// addresses are supported, and https:// with the keys of a run")
+    headers = {**(keys.headers if keys else {}), **({"Range": f"bytes={start}-"} if start else {})}
     # Straight to the host: a proxy of the environment is not meant for the addresses of a run.
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_seconds)
+    connection = open_connection(parts.hostname, parts.port or 80, timeout_seconds=timeout_seconds, keys=keys)
     try:
-        connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""))
+        connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""), headers=headers)
         response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise _FetchError(f"answered {response.status} {response.reason}")
-        yield response
+        if response.status != (http.HTTPStatus.PARTIAL_CONTENT if start else http.HTTPStatus.OK):
+            cut = f" when it was to go on after {start:,} bytes" if start else ""
+            raise _FetchError(f"answered {response.status} {response.reason}{cut}")
+        yield _Opened(response, response.length)
     finally:
         connection.close()
 

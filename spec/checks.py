@@ -230,9 +230,7 @@ def _model(experiment: Experiment) -> Iterator[Refusal]:
         return
     kind, source = experiment.train.model.kind, experiment.data.source if experiment.data else None
     if source is not None and MODEL_KIND_OF_SOURCE[source] != kind:
-        message = (
-            f"{source} makes a dataset for a model of kind {MODEL_KIND_OF_SOURCE[source]}; train.model.kind is {kind}"
-        )
+        message = f"{source} is for a model of kind {MODEL_KIND_OF_SOURCE[source]}; train.model.kind is {kind}"
         fitting = [one for one, of in MODEL_KIND_OF_SOURCE.items() if of == kind]
         yield Refusal(("data", "source"), message, hint=f"sources for {kind}: {', '.join(fitting)}")
     for name, service in experiment.services.items():

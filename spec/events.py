@@ -109,8 +109,10 @@ class Restored(_Event):
     """Samples of the learner's order that count as consumed."""
     samples_lost: int
     """Samples of committed steps that the restart threw away."""
-    lost: list[int] = []
-    """Of these, samples that are in no merge of each fragment; empty: `samples_lost` in all."""
+    merged: list[int] = []
+    """The learner's samples that each fragment held at this time."""
+    merged_until: list[int] = []
+    """Position that its last contribution to each fragment had reached; empty: `position`."""
     checkpoint: str = ""
     skipped: list[str] = []
     """Checkpoints that did not verify, each with the reason."""
@@ -285,6 +287,25 @@ class LearnerFinished(_Event):
     """Samples discarded in each fragment; empty: `samples_discarded` in all."""
 
 
+class ServiceClassStats(Record):
+    """Requests of one class at one replica."""
+
+    requests: int = 0
+    queued: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+
+
+class ServiceRankStats(Record):
+    """What one client has of one replica."""
+
+    requests: int = 0
+    """Answered since it connected."""
+    outstanding: int = 0
+    """Unanswered: queued or being computed; at most the replica's grant."""
+    outstanding_bytes: int = 0
+
+
 class ServiceStats(_Event):
     """What a replica has done so far and how long requests took lately."""
 
@@ -300,6 +321,26 @@ class ServiceStats(_Event):
     queued: int
     queued_by_rank: dict[str, int] = {}
     batch_mean: float = 0.0
+    clients: int = 0
+    """Connected now."""
+    grant: int = 0
+    """Requests that one client may have unanswered."""
+    grant_bytes: int = 0
+    """Bytes of them; 0: not counted."""
+    queued_bytes: int = 0
+    """Of all requests without an answer."""
+    cancelled: int = 0
+    duplicates: int = 0
+    """Requests that arrived again and were not computed again."""
+    violations: int = 0
+    """Messages that are not of the protocol, or beyond a grant."""
+    by_priority: dict[str, ServiceClassStats] = {}
+    by_rank: dict[str, ServiceRankStats] = {}
+    """The clients with most unanswered requests."""
+    weights: str = ""
+    """Digest of the weights that the last answer came from."""
+    computing_seconds: float = 0.0
+    """Age of the batch that was being computed."""
 
 
 class Samples(_Event):

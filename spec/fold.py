@@ -109,21 +109,42 @@ def _ledgers(learner: str, log: Sequence[ev.Event], finished: ev.LearnerFinished
             start = restored[attempt].position if attempt in restored else 0
             run += max(0, step.position - start)
     counts = [one for one in log if isinstance(one, ev.SyncLedger)]
-    newest = max(counts, key=lambda one: one.round, default=None)
+    newest = max(reversed(counts), key=lambda one: one.round, default=None)  # a leave is booked in the last round
     fragments = newest.fragments or [newest] if newest else [None]
     pending = _each(finished.pending or [finished.samples_pending] if finished else [0], len(fragments))
     gone = _each(finished.discarded or [finished.samples_discarded] if finished else [0], len(fragments))
-    lost = [_each(one.lost or [one.samples_lost], len(fragments)) for one in restored.values()]
+    lost = _lost(list(restored.values()), fragments=len(fragments))
     return [
         Ledger(
             run=run,
             merged=count.merged.get(learner, 0) if count else 0,
             pending=pending[fragment],
             discarded=count.discarded.get(learner, 0) if count else gone[fragment],
-            lost=sum(one[fragment] for one in lost),
+            lost=lost[fragment],
         )
         for fragment, count in enumerate(fragments)
     ]
+
+
+def _lost(restored: Sequence[ev.Restored], *, fragments: int) -> list[int]:
+    """Samples that restarts threw away, of each fragment: committed by earlier attempts, and in no merge of it.
+
+    A restart goes on at one position, but fragments are merged at different times: one that was ahead of that position
+    repeats what is in its merges already, so what it lost is counted from where its unmerged samples began.
+    """
+    lost, begins, merged = [0] * fragments, [0] * fragments, [0] * fragments
+    for one in restored:
+        until, now = _each(one.merged_until or [one.position], fragments), _each(one.merged or [0], fragments)
+        for fragment in range(fragments):
+            if now[fragment] > merged[fragment] or not one.merged:
+                begins[fragment] = until[fragment]
+            if one.mode == "exact":
+                lost[fragment] += one.samples_lost
+            else:
+                lost[fragment] += one.position + one.samples_lost - begins[fragment]
+                begins[fragment] = one.position
+        merged = now
+    return lost
 
 
 def _each(counts: list[int], fragments: int) -> list[int]:

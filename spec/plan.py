@@ -47,6 +47,9 @@ class ServicePlan(Record):
     """GPU type of a replica."""
     queue_depth: int
     max_batch: int
+    queue_bytes: StoredBytes = 0
+    """Of one rank at one replica; 0: not counted, as in plans of before."""
+    max_delay_ms: int = 0
     shared_endpoints: list[str] = []
     """Non-empty: the platform's replicas; nothing is started."""
 

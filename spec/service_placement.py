@@ -20,6 +20,20 @@ from spec.units import format_bytes
 
 DEFAULT_CPU = 1.0
 DEFAULT_MEMORY = 2**30
+MOST_QUEUE_BYTES = 64 * 2**20
+"""Of one rank, unless the file says otherwise."""
+SHARED_CLIENTS = 256
+"""Ranks for which a shared replica has room at least; who they will be is not known when it starts."""
+
+
+def queue_budget(memory: int) -> int:
+    """Bytes of a replica's memory that requests without an answer may take together."""
+    return memory // 2
+
+
+def queue_share(memory: int, *, clients: int) -> int:
+    """What one client of so many may have of them."""
+    return max(1, queue_budget(memory) // clients)
 
 
 @dataclass
@@ -84,6 +98,15 @@ def _private(
     cpu = resources.cpu if resources.cpu is not None else DEFAULT_CPU
     memory = resources.memory if resources.memory is not None else DEFAULT_MEMORY
     problems = _too_large(name, cpu=cpu, memory=memory, placement=placement)
+    clients = 1 + sum(node.ranks for node in placement.nodes)  # the ranks, and the driver that evaluates
+    share = queue_share(memory, clients=clients)
+    if service.queue_bytes is not None and service.queue_bytes > share:
+        message = (
+            f"{clients} clients of {name} with {format_bytes(service.queue_bytes)} each may fill more than half of a"
+            f" replica's {format_bytes(memory)}"
+        )
+        needed = f"queue_bytes: {share}, or resources.memory of {format_bytes(2 * clients * service.queue_bytes)}"
+        problems.append(Refusal(("services", name, "queue_bytes"), message, hint=f"at most {needed}"))
     gpu = _gpu_type(name, service, placement=placement, placements=placements, result=result, problems=problems)
     result.refusals.extend(problems)
     if problems:
@@ -91,7 +114,8 @@ def _private(
     return ServicePlan(
         name=name, kind=service.kind, replicas=service.replicas, cpu=cpu, memory=memory,
         gpus=parse_gpu(resources.gpu).count if resources.gpu else 0, gpu=gpu, queue_depth=service.queue_depth,
-        max_batch=service.max_batch,
+        max_batch=service.max_batch, queue_bytes=service.queue_bytes or min(MOST_QUEUE_BYTES, share),
+        max_delay_ms=service.max_delay_ms,
     )  # fmt: skip
 
 

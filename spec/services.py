@@ -10,7 +10,7 @@ from spec.base import Document, Record
 from spec.machines import GpuText
 from spec.units import ByteSize, Cores
 
-ServiceKind = Literal["encode", "sample", "evaluate"]
+ServiceKind = Literal["encode", "sample", "evaluate", "prepare"]
 
 
 class ServiceResources(Document):
@@ -28,7 +28,7 @@ class ServiceConfig(Document):
     """One service of an experiment."""
 
     kind: ServiceKind
-    """What it does: encode captions, sample images, evaluate images."""
+    """What it does: encode captions, sample images, evaluate images, prepare datasets."""
     replicas: int = Field(default=1, ge=1, le=64)
     """Workers per cluster that hosts it."""
     resources: ServiceResources = ServiceResources()
@@ -39,6 +39,11 @@ class ServiceConfig(Document):
     """The learner whose cluster hosts it. Default: every learner's for `encode`, the first learner's for the others."""
     queue_depth: int = Field(default=8, ge=1, le=1024)
     """Requests one rank may have outstanding at one replica; the bounded queue per rank."""
+    queue_bytes: ByteSize | None = Field(default=None, ge=1)
+    """Bytes of requests that one rank may have outstanding at one replica, beyond one request of any size. Default: so
+    much that all ranks together stay within half of a replica's memory, at most 64Mi."""
+    max_delay_ms: int = Field(default=0, ge=0, le=10_000)
+    """How long requests that no step waits for may wait for others to be computed with."""
     max_batch: int = Field(default=64, ge=1)
     """Most items computed together."""
 
@@ -53,6 +58,8 @@ class Replica(Record):
     incarnation: int
     """Grows with each start, so that a client can tell a restarted replica from the one it knew."""
     pid: int = 0
+    sealed: bool = False
+    """It hears only those who have the run's token."""
 
 
 class Directory(Record):

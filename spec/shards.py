@@ -2,9 +2,10 @@
 
 `services.prepare` writes it; loaders, evaluation and preflight read it. The manifest lies beside its shards and holds
 the sha256 of each, so its own digest names every byte of the dataset. The bytes of a shard are described in
-`spec.shard_bytes`, which loader workers import without this module; everybody else imports from here. Only files are
-read here: `storage.datasets` brings the datasets of other stores to this machine. Nothing here writes, and nothing here
-may import numpy.
+`spec.shard_bytes`, which loader workers import without this module; everybody else imports from here. A dataset of
+encoded images (`format: tar`) has the same manifest; its shards and its index are read by `storage.tar_shards` and
+`storage.index`. Only files are read here: `storage.datasets` brings the datasets of other stores to this machine.
+Nothing here writes, and nothing here may import numpy.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from spec.base import Record
 from spec.errors import DataError
 from spec.shard_bytes import REMEDY, Sample, Shape, ShardView, pack_shard
 
 __all__ = [
-    "Manifest", "Sample", "Shape", "Shard", "ShardView", "Split", "Splits",
+    "Feature", "Manifest", "Sample", "Shape", "Shard", "ShardView", "Split", "Splits",
     "open_manifest", "pack_shard", "parse_manifest", "path_of", "read_samples", "read_shard", "seal",
 ]  # fmt: skip
 
@@ -47,6 +48,22 @@ class Splits(Record):
     test: list[Shard]
 
 
+class Feature(Record):
+    """What an encoder computed for every sample, in the order of the index: train before test."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    of: Literal["caption"]
+    """What was encoded."""
+    encoder: str = Field(min_length=1)
+    """Fingerprint of the encoder's weights and settings; values of two fingerprints are never mixed."""
+    dtype: Literal["float32"] = "float32"
+    """Little-endian."""
+    shape: list[int] = Field(min_length=1)
+    """Of one sample's value."""
+    files: list[Shard]
+    """One file beside each shard; rows lie one behind the other, without a header."""
+
+
 class Manifest(Record):
     """What a dataset consists of."""
 
@@ -57,13 +74,28 @@ class Manifest(Record):
     recipe: str
     """Everything that went into its making besides the source; equal recipes give equal bytes."""
     image_height: int = Field(ge=1)
+    """Of every image, or of the highest one of `format: tar`."""
     image_width: int = Field(ge=1)
+    """Of every image, or of the widest one of `format: tar`."""
     image_channels: int = Field(ge=1)
     labels: list[str]
     """Name of each label, in label order."""
     splits: Splits
+    # What a raw dataset does not have is not written: its manifests keep their bytes and digests.
+    format: Literal["raw", "tar"] = Field(default="raw", exclude_if=lambda value: value == "raw")
+    """`raw`: pixels of one size (`spec.shard_bytes`); `tar`: encoded images of any size, and an index."""
+    index: Shard | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of `format: tar`: the file of `storage.index`, a row for each sample of all shards, train before test."""
+    features: list[Feature] = Field(default=[], exclude_if=lambda value: not value)
+    """What encoders computed ahead."""
     digest: str = ""
     """sha256 over the canonical JSON of all other fields; names the content."""
+
+    @model_validator(mode="after")
+    def _index_fits(self) -> Self:
+        if (self.format == "tar") != (self.index is not None):
+            raise ValueError("a dataset has an index exactly if its format is tar")
+        return self
 
     @property
     def shape(self) -> Shape:
@@ -126,6 +158,12 @@ def parse_manifest(text: bytes, *, where: str) -> Manifest:
 def read_shard(shard: Shard, *, uri: str, manifest: Manifest) -> ShardView:
     """One shard of the manifest at `uri`, read whole and compared with its digest."""
     path = path_of(uri).parent / shard.path
+    if manifest.format != "raw":
+        raise DataError(
+            f"the shard's format is {manifest.format}; here only pixels of one size can be read",
+            where=str(path),
+            hint="name a dataset of format raw; `gkr data inspect` shows a dataset's format",
+        )
     data = _read(path, what="a shard of the dataset")
     if len(data) != shard.bytes:
         raise DataError(

@@ -62,6 +62,10 @@ class Kueue(Document):
     """The operator."""
     image: str = ""
     """The operator's image where the chart's own cannot be pulled (a test bed)."""
+    cpu: Cores = 0.5
+    """Cores of the operator."""
+    memory: ByteSize = 2 * 2**30
+    """Memory of the operator, which keeps all nodes and their topology: the default is for thousands."""
     topology: bool = True
     """Place the nodes of a group close together; needs topology labels on all GPU nodes."""
     topology_levels: list[str] = [

@@ -20,6 +20,7 @@ from spec import events as ev
 from spec.errors import GkrError
 from spec.plan import LearnerPlan, Plan
 from spec.services import ServiceKind
+from spec.sync_keys import SyncKeys
 from storage import open_bucket
 from training.data.held_out import HeldOut, held_out
 from training.event_log import EventLog
@@ -126,9 +127,8 @@ class Evaluation:
         every, last = self._plan.train.evaluation.every_rounds, 0
         while not self._stop.wait(STATUS_SECONDS):
             published = _published(sync)
-            if published is None or published.version == last:
-                continue
-            if not published.final and (published.version % every or published.version <= last):
+            # In decoupled mode a version becomes the final one some time after it was merged.
+            if published is None or (not published.final and (published.version % every or published.version <= last)):
                 continue
             last = published.version
             try:
@@ -164,10 +164,9 @@ class Evaluation:
     def _sample(self, published: Published, *, real: HeldOut, clients: dict[ServiceKind, ServiceClient]) -> np.ndarray:
         train = self._plan.train
         assert train is not None
-        weights = Weights(
-            sha256=published.sha256,
-            urls=[f"http://{self._options.syncer_bulk}/v1/{self._plan.run}/models/{published.sha256}"],
-        )
+        scheme = "http" if SyncKeys.read() is None else "https"
+        url = f"{scheme}://{self._options.syncer_bulk}/v1/{self._plan.run}/models/{published.sha256}"
+        weights = Weights(sha256=published.sha256, urls=[url])
         parts: list[np.ndarray] = []
         for first in range(0, len(real.labels), IMAGES_PER_CALL):
             chosen = slice(first, first + IMAGES_PER_CALL)

@@ -7,7 +7,7 @@ costs twice the forward pass.
 
 from __future__ import annotations
 
-from spec.train import ModelConfig
+from spec.train import AnyModelConfig, ModelConfig
 
 _DENSE_BF16_PEAK = {  # FLOP/s without sparsity, from NVIDIA's data sheets, SXM variants
     "A100": 312e12,
@@ -17,12 +17,23 @@ _DENSE_BF16_PEAK = {  # FLOP/s without sparsity, from NVIDIA's data sheets, SXM 
 }
 
 
-def forward_flops(config: ModelConfig) -> int:
+def forward_flops(config: AnyModelConfig) -> int:
     """FLOPs of one forward pass of one sample.
 
-    With T tokens of width W, p = channels * patch_size^2 and m = mlp_ratio: tokens 4 T W p; per block 2 T W^2 (4 + 2 m)
-    + 4 T^2 W, and 12 W^2 of modulation; once per sample time 4 W^2, last modulation 4 W^2 and the text embedding 2
-    (text_width W + W^2).
+    Of a language model with T bytes of context and width W: per block 2 T W^2 (4 + 2 m) + 4 T^2 W, the mask saving
+    nothing, and 512 T W for the logits. An image model's formula is below.
+    """
+    if isinstance(config, ModelConfig):
+        return _image_flops(config)
+    tokens, width, hidden = config.context, config.width, int(config.width * config.mlp_ratio)
+    block = 2 * tokens * width * (4 * width + 2 * hidden) + 4 * tokens**2 * width
+    return config.depth * block + 2 * tokens * width * 256
+
+
+def _image_flops(config: ModelConfig) -> int:
+    """An image model's. With T tokens of width W, p = channels * patch_size^2 and m = mlp_ratio: tokens 4 T W p; per
+    block 2 T W^2 (4 + 2 m) + 4 T^2 W, and 12 W^2 of modulation; once per sample time 4 W^2, last modulation 4 W^2 and
+    the text embedding 2 (text_width W + W^2).
     """
     tokens = (config.image_size // config.patch_size) ** 2
     width, pixels = config.width, config.channels * config.patch_size**2
@@ -33,7 +44,7 @@ def forward_flops(config: ModelConfig) -> int:
     return 4 * tokens * width * pixels + config.depth * block + once + text
 
 
-def training_flops(config: ModelConfig) -> int:
+def training_flops(config: AnyModelConfig) -> int:
     """FLOPs of one sample's forward and backward pass."""
     return 3 * forward_flops(config)
 
@@ -43,7 +54,7 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for key, peak in _DENSE_BF16_PEAK.items() if key in device_name.upper()), None)
 
 
-def mfu(samples_per_second: float, *, config: ModelConfig, devices: int, peak: float | None) -> float | None:
+def mfu(samples_per_second: float, *, config: AnyModelConfig, devices: int, peak: float | None) -> float | None:
     """Share of the devices' summed peak that the model's FLOPs use; none where the peak is unknown."""
     if peak is None:
         return None

@@ -25,7 +25,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from spec.errors import ConfigError
 from spec.train import TrainConfig
-from training.models.dit import Block, DiT, initial_tensors
+from training.models.families import make_network
+from training.models.network import Network, RecomputedBlock, initial_tensors
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -72,10 +73,10 @@ def is_primary_replica(mesh: DeviceMesh) -> bool:
     return mesh.ndim == 1 or mesh.get_local_rank("replicate") == 0
 
 
-def build_model(train: TrainConfig, *, mesh: DeviceMesh, device: torch.device) -> DiT:
+def build_model(train: TrainConfig, *, mesh: DeviceMesh, device: torch.device) -> Network:
     """The sharded model with its initial weights; no rank ever holds all of them."""
     with torch.device("meta"):
-        model = DiT(train.model)
+        model = make_network(train.model)
     shard_model(model, mesh=mesh, train=train)
     model.to_empty(device=device)
     model.reset_buffers()
@@ -88,7 +89,7 @@ def build_model(train: TrainConfig, *, mesh: DeviceMesh, device: torch.device) -
     return model
 
 
-def shard_model(model: DiT, *, mesh: DeviceMesh, train: TrainConfig) -> None:
+def shard_model(model: Network, *, mesh: DeviceMesh, train: TrainConfig) -> None:
     """Split the model in place, block by block: float32 masters, compute in train.dtype, gradients reduced in float32.
 
     Inputs are not cast: the model casts by the dtype of its weights, and keeps the time exact until then.
@@ -96,7 +97,7 @@ def shard_model(model: DiT, *, mesh: DeviceMesh, train: TrainConfig) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=_DTYPES[train.dtype], reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for block in cast("Iterator[Block]", iter(model.blocks)):
+    for block in cast("Iterator[RecomputedBlock]", iter(model.blocks)):
         block.recompute = train.activation_checkpointing
         if train.compile:
             block.compile()
@@ -154,13 +155,38 @@ def gather_local(model: nn.Module) -> Tensor:
 
 def assign_local(model: nn.Module, flat: Tensor) -> None:
     """Overwrite this rank's elements from a vector in the order of `flat_ranges`."""
-    ranges = flat_ranges(model)
-    expected = sum(one.length for one in ranges)
+    expected = sum(one.length for one in flat_ranges(model))
     assert flat.numel() == expected, f"{flat.numel()} elements for {expected}"
-    with torch.no_grad():
-        for one, part in zip(ranges, flat.split([one.length for one in ranges]), strict=True):
-            local = local_tensor(one.parameter)
-            local.copy_(part.view_as(local))
+    assign_part(model, flat, first=0)
+
+
+def copy_part(model: nn.Module, out: Tensor, *, first: int) -> None:
+    """Copy elements from `first` on, in the order of `flat_ranges`, as many as `out` has; does not wait for a GPU."""
+    for piece, values in _pieces(model, out, first=first):
+        values.copy_(piece, non_blocking=True)
+
+
+def assign_part(model: nn.Module, values: Tensor, *, first: int) -> None:
+    """Overwrite elements from `first` on in the order of `flat_ranges`."""
+    for piece, part in _pieces(model, values, first=first):
+        piece.copy_(part)
+
+
+def add_part(model: nn.Module, values: Tensor, *, first: int) -> None:
+    """Add to elements from `first` on in the order of `flat_ranges`; `values` lie on the model's device."""
+    for piece, part in _pieces(model, values, first=first):
+        piece.add_(part)
+
+
+def _pieces(model: nn.Module, values: Tensor, *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of this rank's elements and of the values that belong to them."""
+    position, stop = 0, first + values.numel()
+    for one in flat_ranges(model):
+        low, high = max(position, first), min(position + one.length, stop)
+        if low < high:
+            flat = local_tensor(one.parameter).view(-1)
+            yield flat[low - position : high - position], values[low - first : high - first]
+        position += one.length
 
 
 def replica_count(model: nn.Module) -> int:
@@ -172,17 +198,17 @@ def replica_count(model: nn.Module) -> int:
     return 1 if mesh.ndim == 1 else mesh.size(0)
 
 
-def broadcast_json(value: Any, *, source: int = 0) -> Any:
+def broadcast_json(value: Any, *, source: int = 0, group: dist.ProcessGroup | None = None) -> Any:
     """The value that rank `source` passed, on every rank. JSON on the CPU: no pickle, no wait for the device."""
     data = json.dumps(value).encode() if dist.get_rank() == source else b""
     size = torch.tensor([len(data)], dtype=torch.int64)
-    dist.broadcast(size, source)
+    dist.broadcast(size, source, group=group)
     body = (
         torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if data
         else torch.empty(int(size.item()), dtype=torch.uint8)
     )
-    dist.broadcast(body, source)
+    dist.broadcast(body, source, group=group)
     return json.loads(bytes(body.numpy()))
 
 

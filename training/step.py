@@ -8,35 +8,19 @@ any rank. One wait for the device per step, after the backward pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from spec.train import TrainConfig
 from training.ema import Ema
-from training.models import flow
-from training.models.dit import DiT
 from training.optimizer import ShardedAdamW
 from training.parallel import replica_count
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """This rank's slice of one batch, on the model's device. B is the slice's size."""
-
-    images: Tensor
-    """[B, C, S, S] float32 in [-1, 1]."""
-    noise: Tensor
-    """Like the images, standard normal."""
-    time: Tensor
-    """[B] float32 in [0, 1]."""
-    condition: Tensor
-    """[B, text_width] float32, or labels [B] int64."""
-    drop: Tensor
-    """[B] bool, true where the condition is withheld."""
+from training.step_batch import StepBatch
 
 
 @dataclass(frozen=True)
@@ -49,23 +33,31 @@ class StepResult:
     """Before clipping."""
     applied: bool
     """False if a number was not finite: nothing was changed."""
+    signals: list[float]
+    """Sums of what the ranks passed."""
 
 
 def train_step(
-    model: DiT, *, optimizer: ShardedAdamW, ema: Ema, batch: StepBatch, config: TrainConfig, learning_rate: float
+    model: nn.Module,
+    *,
+    optimizer: ShardedAdamW,
+    ema: Ema,
+    batch: StepBatch,
+    config: TrainConfig,
+    learning_rate: float,
+    signals: Sequence[float] = (),
 ) -> StepResult:
-    """Run one step; collective over all ranks of the learner."""
+    """Run one step; collective over all ranks of the learner. `signals`: more numbers that are to be added up."""
     assert isinstance(model, FSDPModule), "the gradient's scale relies on FSDP's mean over ranks"
     world = dist.get_world_size()
-    losses = flow.loss(
-        model, images=batch.images, noise=batch.noise, time=batch.time, condition=batch.condition, drop=batch.drop
-    )  # fmt: skip
+    losses = batch.losses(model)
     # FSDP averages over ranks; this makes it the mean over the batch even when the slices differ in size.
     (losses.sum() * (world / config.batch)).backward()
     squares = optimizer.gradient_norm().double().square() / replica_count(model)
-    sums = torch.stack([losses.detach().double().sum(), squares, torch.full_like(squares, float(losses.numel()))])
+    known = torch.tensor([float(losses.numel()), *signals], dtype=torch.float64)
+    sums = torch.cat([torch.stack([losses.detach().double().sum(), squares]), known.to(squares.device)])
     dist.all_reduce(sums)
-    total, squared, samples = (float(value) for value in sums.tolist())
+    total, squared, samples, *summed = sums.tolist()
     assert samples == config.batch, f"the ranks' slices add up to {samples:.0f} samples, not {config.batch}"
     loss, norm = total / samples, math.sqrt(squared) if squared >= 0 else math.nan
     applied = math.isfinite(loss) and math.isfinite(norm)
@@ -73,4 +65,4 @@ def train_step(
         optimizer.step(learning_rate=learning_rate, gradient_norm=norm, gradient_clip=config.gradient_clip)
         ema.update()
     optimizer.zero_grad()
-    return StepResult(loss=loss, gradient_norm=norm, applied=applied)
+    return StepResult(loss=loss, gradient_norm=norm, applied=applied, signals=summed)

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
@@ -36,7 +35,8 @@ from training.meter import Meter, resident_bytes
 from training.optimizer import ShardedAdamW, learning_rate
 from training.progress import ProgressWriter
 from training.rounds import Rounds
-from training.step import StepBatch, train_step
+from training.step import train_step
+from training.step_batch import StepBatch, to_device
 from training.validation import Validation
 
 log = logging.getLogger("trainer")
@@ -127,10 +127,8 @@ class _Trainer:
         client = self._encoder()
         try:
             conditions = None
-            if client is not None:
-                conditions = Conditions(
-                    client, folder=self.context.folder / "embeddings", width=self.config.model.text_width
-                )
+            if client is not None and (width := self.config.model.embedding_width):
+                conditions = Conditions(client, folder=self.context.folder / "embeddings", width=width)
                 conditions.connect()
             self.validation = Validation(self.plan, context=self.context, conditions=conditions, device=self.device)
             self._loop(loader, conditions=conditions)
@@ -161,12 +159,14 @@ class _Trainer:
                 step=state.step,
                 position=state.position,
                 samples_lost=max(0, self.context.last_position - state.position),
+                merged=state.merged,
+                merged_until=state.merged_until,
                 checkpoint=loaded.path if loaded else "",
                 skipped=list(loaded.skipped) if loaded else [],
             )
 
     def _encoder(self) -> ServiceClient | None:
-        if self.config.model.conditioning != "text":
+        if self.config.model.embedding_width is None:
             return None
         name = next(service.name for service in self.learner.services if service.kind == "encode")
         return ServiceClient(
@@ -178,12 +178,19 @@ class _Trainer:
     def _loop(self, loader: Loader, *, conditions: Conditions | None) -> None:
         if self.page.step == 0:
             self._validate()
+        self.rounds.begin()
         while not self.rounds.final:
             batch = self._next(loader, conditions=conditions)
             self.page.phase("step")
             rate = learning_rate(self.config, samples=self.rounds.samples_of_all())
             result = train_step(
-                self.model, optimizer=self.optimizer, ema=self.ema, batch=batch, config=self.config, learning_rate=rate
+                self.model,
+                optimizer=self.optimizer,
+                ema=self.ema,
+                batch=batch,
+                config=self.config,
+                learning_rate=rate,
+                signals=self.rounds.signals(),
             )
             if not result.applied:
                 numbers = f"loss {result.loss}, gradient norm {result.gradient_norm}"
@@ -191,12 +198,10 @@ class _Trainer:
             self.page.committed(samples=self.config.batch)
             self.rounds.committed()
             self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=self.config.batch)
-            if self.rounds.due():
+            if self.rounds.due() or self.page.step % self.config.log_every == 0:
                 self._flush(rate, loader=loader)
-                self.rounds.exchange(loss=result.loss)
+            if self.rounds.settle(result.signals, loss=result.loss):
                 self._validate()
-            elif self.page.step % self.config.log_every == 0:
-                self._flush(rate, loader=loader)
             if self.page.step % self.config.checkpoint.every_steps == 0 and not self.rounds.final:
                 self._save()
             self._report(loader)
@@ -215,11 +220,12 @@ class _Trainer:
         if conditions is not None:
             with self.meter.standing("encode"):
                 embeddings = conditions.get(head.captions)
-        return _to_device(head, embeddings=embeddings, device=self.device)
+        return to_device(head, embeddings=embeddings, device=self.device)
 
     def _validate(self) -> None:
         self.page.phase("validate")
-        loss = self.validation.loss(cast("FSDPModule", self.model))
+        with self.rounds.shared_weights():
+            loss = self.validation.loss(cast("FSDPModule", self.model))
         if self.context.rank == 0:
             self.events.emit(ev.Validation, learner=self.learner.name, round=self.rounds.version, loss=loss)
 
@@ -300,20 +306,6 @@ class _Trainer:
         if self.context.rank == 0:
             self.rounds.report_end(attempt=self.context.attempt)
         dist.barrier()
-
-
-def _to_device(local: LocalBatch, *, embeddings: np.ndarray | None, device: torch.device) -> StepBatch:
-    def move(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    condition = move(local.labels if embeddings is None else embeddings)
-    return StepBatch(
-        images=move(local.images),
-        noise=move(local.noise),
-        time=move(local.time),
-        condition=condition,
-        drop=move(local.drop),
-    )
 
 
 def _peak(device: torch.device) -> float | None:

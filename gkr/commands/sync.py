@@ -11,8 +11,6 @@ from gkr.options import output_option, run_argument
 if TYPE_CHECKING:
     from gkr.syncing.asking import SyncNow
 
-PERIOD_SECONDS = 2.0
-
 
 @click.command(name="sync")
 @run_argument
@@ -24,21 +22,18 @@ def command(*, run: str | None, watch: bool, output: str) -> None:
     The running syncer is asked; where it cannot be, and after the run, the run's events tell. With `--watch -o json`
     each look is one line.
     """
-    import sys
-    import time
-
     from gkr.backend import find_run
     from gkr.syncing.asking import look
+    from gkr.watch.again import show_again
 
     found = find_run(run)
-    while True:
+
+    def show() -> bool:
         now = look(found)
-        if watch and output == "text" and sys.stdout.isatty():
-            click.clear()
         _show(now, output=output, one_line=watch)
-        if not watch or now.over:
-            return
-        time.sleep(PERIOD_SECONDS)
+        return now.over
+
+    show_again(show, watch=watch, output=output)
 
 
 def _show(look: SyncNow, *, output: str, one_line: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,16 @@ from numpy.typing import NDArray
 
 from services.prepare.caption import DIGITS, describe, scale_of
 from services.prepare.measure import measure
+from services.prepare.packing import Samples
 from spec.errors import ConfigError
 from spec.shards import Sample, Shape
 
+NAME = "digits"
 SHAPE = Shape(8, 8, 1)
 RECIPE = "digits/1: 72 of each digit held out, captions by terciles of weight, slant and size"
 LABELS = DIGITS
 HELD_OUT_PER_DIGIT = 72
 _FULL_INK = 16
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Both splits, in order."""
-
-    train: list[Sample]
-    test: list[Sample]
 
 
 def load() -> Samples:

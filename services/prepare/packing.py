@@ -22,6 +22,14 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """Both splits, in order."""
+
+    train: list[Sample]
+    test: list[Sample]
+
+
+@dataclass(frozen=True)
 class File:
     """One shard."""
 
@@ -41,11 +49,11 @@ class Packed:
     files: list[File]
 
 
-def pack(content: Content, *, train: Sequence[Sample], test: Sequence[Sample], shard_samples: int) -> Packed:
+def pack(content: Content, *, samples: Samples, shard_samples: int) -> Packed:
     """The same samples give the same bytes and names."""
     files = {
-        "train": _files(train, name="train", shape=content.shape, size=shard_samples),
-        "test": _files(test, name="test", shape=content.shape, size=shard_samples),
+        "train": _files(samples.train, name="train", shape=content.shape, size=shard_samples),
+        "test": _files(samples.test, name="test", shape=content.shape, size=shard_samples),
     }
     every = [*files["train"], *files["test"]]
     folder = f"shards-{hashlib.sha256(''.join(file.sha256 for file in every).encode()).hexdigest()[:16]}"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spec.events import Event, read_events
+from spec.link import LinkConfig
 from spec.plan import LearnerPlan, NodePlan, Plan, SyncerPlan
 from spec.sync import SyncConfig
 from spec.train import TrainConfig
@@ -19,13 +20,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 90.0
 
 
-def plan(*names: str, synced: bool = True, run: str = "20261130-120000-abc123") -> Plan:
-    """A plan of learners with one rank each."""
+def plan(
+    *names: str, synced: bool = True, run: str = "20261130-120000-abc123", link: LinkConfig | None = None
+) -> Plan:
+    """A plan of learners with one rank each, all behind the same kind of link."""
     node = NodePlan(name="node-0", group="trainer", machine="local-cpu", ranks=2, cpu=1.0, memory=2**31, shm=2**28)
     learners = [
         LearnerPlan(
             name=name, cluster=f"local-{index}", region=f"local-{index}", gpu=None, nodes=[node], world_size=2,
             data_manifest="file:///nowhere/manifest.json", checkpoints=f"file:///nowhere/{name}",
+            link=link,
         )
         for index, name in enumerate(names or ("east", "west"))
     ]  # fmt: skip

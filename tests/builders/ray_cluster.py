@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from spec.plan import LearnerPlan, Plan
+from spec.sync_keys import ENVIRONMENT
 from tests.builders.local_runs import REPOSITORY
 
 BIN = Path(sys.executable).parent
@@ -64,6 +65,8 @@ class RayCluster:
     port: int
     first_address: int
     first_port: int = 20_000
+    keys: Path | None = None
+    """Folder with each learner's keys of the sync, where there is a syncer."""
     pods: dict[str, Pod] = field(default_factory=dict[str, Pod])
     driver: subprocess.Popen[bytes] | None = None
     drivers: int = 0
@@ -175,9 +178,11 @@ class RayCluster:
             )  # fmt: skip
 
     def _environment(self, pod: Pod) -> dict[str, str]:
+        keys = {} if self.keys is None else {ENVIRONMENT: str(self.keys / self.learner.name)}
         return {
             **os.environ,
             **self.plan.env,
+            **keys,
             "PYTHONPATH": str(REPOSITORY),
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "GKR_LEARNER": self.learner.name,

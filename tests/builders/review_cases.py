@@ -85,12 +85,21 @@ def reservation_changed() -> Case:
 
 
 def image_type_changed() -> Case:
-    """Updated in place, but every node is made anew."""
+    """Updated in place, but every node is made anew, which takes the GPUs from what runs on them."""
     old, new = ultra_pool(), ultra_pool()
     new["nodeConfig"]["imageType"] = "UBUNTU_CONTAINERD"
     diff = {"nodeConfig.imageType": "update", "nodeConfig.gpudirectStrategy": "add"}
     new["nodeConfig"]["gpudirectStrategy"] = "RDMA"
-    return Case(digest([*around(), step("update", POOL, "ultra-1", old=old, new=new, protect=True, diff=diff)]))
+    pool = step("update", POOL, "ultra-1", old=old, new=new, protect=True, diff=diff)
+    return Case(digest([*around(), pool]), blocked=True)
+
+
+def nodes_without_gpus_made_anew() -> Case:
+    """A CPU pool's nodes may come and go."""
+    old, new = cpu_pool(), cpu_pool()
+    new["nodeConfig"]["imageType"] = "UBUNTU_CONTAINERD"
+    pool = step("update", POOL, "cpu-2", old=old, new=new, protect=True, diff={"nodeConfig.imageType": "update"})
+    return Case(digest([*around(), pool]))
 
 
 def cluster_replaced() -> Case:
@@ -152,7 +161,7 @@ def secrets_changed() -> Case:
     name = {"name": "gkr-redis", "namespace": "gkr-system"}
 
     def pod(value: str) -> dict[str, Any]:
-        digest_of_image = "us-docker.pkg.dev/example/gkr/services@sha256:" + "0" * 64
+        digest_of_image = "us-docker.pkg.dev/example/gkr/services@sha256:" + "1" * 64
         env = [{"name": "REDIS_PASSWORD", "value": value}, {"name": "LEVEL", "value": "info"}]
         container = {"name": "main", "image": digest_of_image, "env": env}
         return {"metadata": name, "spec": {"template": {"spec": {"containers": [container]}}}}
@@ -184,7 +193,7 @@ CASES: dict[str, Callable[[], Case]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         no_change, nodes_added, driver_changed, order_of_networks_changed, pool_removed_and_allowed,
-        reservation_changed, image_type_changed, cluster_replaced, new_region, against_policy, failed, secrets_changed,
-        hostile_names,
+        reservation_changed, image_type_changed, nodes_without_gpus_made_anew, cluster_replaced, new_region,
+        against_policy, failed, secrets_changed, hostile_names,
     )
 }  # fmt: skip

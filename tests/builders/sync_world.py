@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,9 @@ import numpy as np
 from spec.events import SyncLedger, SyncMerged, read_events
 from spec.plan import LearnerPlan, NodePlan, Plan, SyncerPlan
 from spec.sync import SyncConfig
+from spec.sync_keys import ENVIRONMENT, SyncKeys
 from spec.train import TrainConfig
-from training.sync.adopt import LearnerSyncState, apply_action, decide, restart
+from training.sync.adopt import FragmentState, apply_action, decide, restart
 from training.sync.client import SyncClient
 from training.sync.contract import contract_hash
 from training.sync.layout import Floats, Layout, fingerprint_weights, gather, scatter
@@ -103,12 +104,13 @@ class ToyLearner:
     control: str
     bulk: str
     ranks: int = 1
-    step: LearnerSyncState = field(default_factory=LearnerSyncState)
+    step: FragmentState = field(default_factory=FragmentState)
     theta: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     anchor: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     verdicts: list[Verdict] = field(default_factory=list[Verdict])
     fingerprints: dict[int, str] = field(default_factory=dict[int, str])
     run_samples: int = 0
+    keys: SyncKeys | None = None
 
     def __post_init__(self) -> None:
         self.clients = [self.make_client() for _ in range(self.ranks)]
@@ -126,6 +128,7 @@ class ToyLearner:
             heartbeat_seconds=0.1,
             slice_seconds=0.5,
             check_seconds=0.1,
+            keys=self.keys,
         )
 
     def join(self) -> Registration:
@@ -136,8 +139,8 @@ class ToyLearner:
             weights = seed_weights()
             client.put_seed(weights, generation=found.generation, ema=ema_of(weights))
         status = client.wait_version(0)
-        self.step = restart(None, registration=found).state
-        self.step = LearnerSyncState(**{**self.step.to_dict(), "base_version": status.version})
+        self.step = restart(None, registration=found).state.fragments[0]
+        self.step = replace(self.step, base_version=status.version)
         self.theta = self.anchor = client.fetch(status.version)
         return found
 
@@ -151,7 +154,7 @@ class ToyLearner:
         """All ranks send their parts."""
         assert self.registration is not None
         self.step = self.step.snapshot()
-        delta, ema = self.theta - self.anchor, ema_of(self.theta)
+        delta, ema = self.theta - self.anchor, ema_of(self.theta) - self.anchor
         shards = halves() if self.ranks == 2 else [LAYOUT.whole]
         receipts = [
             self.clients[rank].put_part(
@@ -214,6 +217,11 @@ class Server:
     control: str
     bulk: str
 
+    def keys_of(self, learner: str) -> SyncKeys | None:
+        """A learner's keys, if `gkr.sync_keys.write_keys` made some in `keys` of the folder before the start."""
+        path = self.folder / "keys" / learner
+        return SyncKeys.read_folder(path) if path.exists() else None
+
     def kill(self) -> None:
         """SIGKILL, as the machine would."""
         self.process.send_signal(signal.SIGKILL)
@@ -241,7 +249,7 @@ class Server:
 def spawn_server(
     folder: Path, plan: Plan, *extra: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """The process as the supervisor starts it, or its pod."""
+    """The process as the supervisor starts it, or its pod; with keys if the folder has some."""
     (folder / "plan.json").write_text(plan.model_dump_json())
     paths = [
         "--plan",
@@ -251,12 +259,14 @@ def spawn_server(
         "--events",
         str(folder / "events.jsonl"),
     ]
+    keys = folder / "keys" / "run"
+    own = {ENVIRONMENT: f"{keys}"} if keys.exists() else {}
     with (folder / "syncer.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "training.sync.server", *paths, *extra],
             stderr=log,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **own, **(environment or {})},
         )
 
 

@@ -92,29 +92,39 @@ def run_steps(
     rank: int, world_size: int, *, network: Any, optimizer: Any, ema: Any, config: Any, first: int, count: int
 ) -> list[tuple[float, float]]:
     """Loss and gradient norm of `count` steps on data that depends on the step alone; slices may differ in size."""
-    import torch
-
-    from training.step import StepBatch, train_step
+    from training.step import train_step
 
     results: list[tuple[float, float]] = []
     edges = [round(config.batch * part / world_size) for part in range(world_size + 1)]
     own = slice(edges[rank], edges[rank + 1])
     for step in range(first, first + count):
-        draw = torch.Generator().manual_seed(step)
-        size, model = config.batch, config.model
-        shape = (size, model.channels, model.image_size, model.image_size)
-        images = torch.rand(shape, generator=draw) * 2 - 1
-        batch = StepBatch(
-            images=images[own],
-            noise=torch.randn(shape, generator=draw)[own],
-            time=torch.rand(size, generator=draw)[own],
-            condition=torch.randn((size, model.text_width), generator=draw)[own],
-            drop=(torch.rand(size, generator=draw) < 0.3)[own],
-        )
+        batch = make_batch(step, own=own, config=config)
         done = train_step(network, optimizer=optimizer, ema=ema, batch=batch, config=config, learning_rate=5e-3)
         assert done.applied
         results.append((done.loss, done.gradient_norm))
     return results
+
+
+def make_batch(step: int, *, own: slice, config: Any) -> Any:
+    """A slice of a random batch for the model's family. Text repeats itself, so that there is something to learn."""
+    import torch
+
+    from training.step_batch import ImageBatch, TextBatch
+
+    draw = torch.Generator().manual_seed(step)
+    size, model = config.batch, config.model
+    if model.kind == "lm":
+        phrase = torch.randint(97, 123, (size, 4), generator=draw)
+        return TextBatch(phrase.repeat(1, model.context // 4 + 1)[own, : model.context + 1])
+    shape = (size, model.channels, model.image_size, model.image_size)
+    images = torch.rand(shape, generator=draw) * 2 - 1
+    return ImageBatch(
+        images=images[own],
+        noise=torch.randn(shape, generator=draw)[own],
+        time=torch.rand(size, generator=draw)[own],
+        condition=torch.randn((size, model.text_width), generator=draw)[own],
+        drop=(torch.rand(size, generator=draw) < 0.3)[own],
+    )
 
 
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -247,6 +257,98 @@ def checkpoints(folder: Path, *, uri: str) -> None:
     fork_world("damaged", 2, folder, functools.partial(load, world_size=2, shape={}, damage=True))
 
 
+def exchanges(folder: Path, *, runs: dict[str, dict[str, Any]], rounds: int) -> None:
+    """For each run: learners of several worlds exchange contributions with a real syncer.
+
+    What they contribute depends on learner, round and element alone, so the merges must not depend on the worlds. Ranks
+    write `<run>:<learner>-<rank>.json`.
+    """
+    from spec.plan import Plan
+
+    importlib.import_module("training.exchange")  # once here, not in every learner
+    for name, options in runs.items():
+        plan = Plan.read_json(Path(options["plan"]).read_text())
+        children: list[int] = []
+        for learner, label in options["worlds"].items():
+            child = os.fork()
+            if child:
+                children.append(child)
+                continue
+            code, (world_size, shape) = 1, WORLDS[label]
+            work = functools.partial(
+                exchange, run=plan, control=options["control"], bulk=options["bulk"], learner=learner, shape=shape,
+                world_size=world_size, rounds=rounds,
+            )  # fmt: skip
+            try:
+                fork_world(f"{name}:{learner}", world_size, folder, work)
+                code = 0
+            finally:
+                os._exit(code)
+        failed = [child for child in children if os.waitpid(child, 0)[1]]
+        if failed:
+            raise SystemExit(f"run {name}: {len(failed)} learners failed")
+
+
+def exchange(
+    rank: int, *, run: Any, control: str, bulk: str, learner: str, shape: dict[str, Any], world_size: int, rounds: int
+) -> Any:
+    """One rank: digests of what it holds after each round's fragments, as rank 0 reads them back."""
+    import torch
+
+    from training.exchange import Exchange, Place
+    from training.parallel import assign_part, broadcast_json, copy_part, flat_ranges, is_primary_replica
+    from training.sync.adopt import FragmentState, settle
+    from training.sync.client import SyncClient
+    from training.sync.contract import contract_hash
+    from training.sync.layout import Layout
+
+    mesh, network, _, ema, _ = make_learner(world_size, **shape)
+    config, own = run.syncer.config, flat_ranges(network)
+    layout = Layout.from_shapes({one.name: tuple(one.parameter.shape) for one in own}, fragments=config.fragments)
+    client = SyncClient(control, bulk=bulk, run=run.run, learner=learner, layout=layout, codec=config.codec)
+    ranges = [(layout.offset(one.name) + one.start, one.length) for one in own if one.length]
+    speaks = is_primary_replica(mesh)
+    place = Place(learner=learner, rank=rank, speaks=speaks, ranges=ranges, device=torch.device("cpu"))
+    exchange = Exchange(client, layout=layout, place=place, config=config, pending_limit=10**9)
+    generation = 0
+    if rank == 0:
+        registration = client.register(contract_hash(run), world_size=world_size)
+        generation = registration.generation
+        if registration.seed_needed:
+            seed = np.random.default_rng(7).standard_normal(layout.total).astype(np.float32)
+            client.put_seed(seed, generation=generation, ema=seed)
+        client.wait_version(0)
+    generation = broadcast_json(generation)
+    states = [FragmentState(base_version=0) for _ in range(layout.fragments)]
+    for fragment in range(layout.fragments):
+        exchange.hold(fragment, exchange.fetch(fragment, 0, renew=lambda: 0)[1])
+    digests: list[str] = []
+    for number in range(rounds):
+        noise = np.random.default_rng([number, *learner.encode()]).standard_normal(layout.total).astype(np.float32)
+        drawn = np.concatenate([noise[start : start + length] for start, length in ranges])
+        for fragment in range(layout.fragments):
+            cut = exchange.cut(fragment)
+            moved = exchange.anchor[cut] + np.float32(1e-3) * drawn[cut]
+            assign_part(network, torch.from_numpy(moved), first=cut.start)
+            ema.vector[cut] = torch.from_numpy(moved)
+            sent = states[fragment].ran(40).snapshot()
+            exchange.snapshot(fragment, model=network, ema=ema)
+            exchange.send(fragment, generation=generation, sent=sent, loss=1.0, last=False)
+            exchange.take(fragment, state=sent)
+            staged = exchange.result(fragment)
+            assert (staged.verdict.kind, staged.action) == ("merged", "assign")
+            assign_part(network, staged.change, first=cut.start)
+            exchange.hold(fragment, staged.shared)
+            states[fragment] = settle(sent, verdict=staged.verdict, action=staged.action)
+            held = torch.empty(cut.stop - cut.start)
+            copy_part(network, held, first=cut.start)
+            digests.append(exchange.digest(fragment, held.numpy()))
+            assert rank or digests[-1] == staged.verdict.theta_sha256
+    exchange.close()
+    client.close()
+    return digests
+
+
 if __name__ == "__main__":
-    SCENARIOS: dict[str, Callable[..., None]] = {"steps": steps, "checkpoints": checkpoints}
+    SCENARIOS: dict[str, Callable[..., None]] = {"steps": steps, "checkpoints": checkpoints, "exchanges": exchanges}
     SCENARIOS[sys.argv[1]](Path(sys.argv[2]), **json.loads(sys.argv[3]))

@@ -20,12 +20,17 @@ from spec.shard_bytes import Shape
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """Samples of one rank for one step; b is the batch of the learner over its world size."""
+    """Samples of one rank for one step; b is the batch of the learner over its world size.
+
+    Of `images` and `text` the one that the model is not for has no elements, and noise has those of the images.
+    """
 
     position: int
     """Where the learner's whole batch begins in its order."""
     images: NDArray[np.float32]
     """[b, C, H, W] in [-1, 1]."""
+    text: NDArray[np.uint8]
+    """[b, context + 1]."""
     labels: NDArray[np.int64]
     """[b]."""
     captions: list[str]
@@ -39,6 +44,13 @@ class LocalBatch:
     """Sample numbers in the dataset's source."""
 
 
+def shapes_of(count: int, *, shape: Shape, is_text: bool) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
+    """Shapes of the images and of the text in a batch of `count` samples."""
+    if is_text:
+        return (count, 0, 0, 0), (count, shape.pixels)
+    return (count, shape.channels, shape.height, shape.width), (count, 0)
+
+
 def to_unit(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """uint8 pixels as float32 in [-1, 1], contiguous."""
     return np.ascontiguousarray(pixels, dtype=np.float32) / np.float32(127.5) - np.float32(1)
@@ -50,26 +62,28 @@ def to_bytes(batch: LocalBatch) -> list[bytes | memoryview]:
     lengths = struct.pack(f"<{len(captions)}I", *map(len, captions))
     arrays: tuple[NDArray[Any], ...] = (
         batch.images,
+        batch.text,
         batch.noise,
         batch.time,
         batch.labels,
         np.array(batch.ids, dtype=np.int64),
         batch.drop,
     )
-    return [*(np.ascontiguousarray(array).data.cast("B") for array in arrays), lengths, *captions]
+    return [*(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size), lengths, *captions]
 
 
-def from_bytes(body: bytearray, *, position: int, count: int, shape: Shape) -> LocalBatch:
+def from_bytes(body: bytearray, *, position: int, count: int, shape: Shape, is_text: bool) -> LocalBatch:
     """The batch whose body this is; its arrays are writable views of `body`."""
-    image = (count, shape.channels, shape.height, shape.width)
+    image, text = shapes_of(count, shape=shape, is_text=is_text)
     reader = _Reader(body)
-    images, noise = reader.take(np.float32, image), reader.take(np.float32, image)
+    images, text = reader.take(np.float32, image), reader.take(np.uint8, text)
+    noise = reader.take(np.float32, image)
     time, labels = reader.take(np.float32, (count,)), reader.take(np.int64, (count,))
     ids, drop = reader.take(np.int64, (count,)), reader.take(np.bool_, (count,))
     captions = [reader.text(int(length)) for length in reader.take(np.uint32, (count,))]
     return LocalBatch(
-        position=position, images=images, labels=labels, captions=captions, noise=noise, time=time, drop=drop,
-        ids=ids.tolist(),
+        position=position, images=images, text=text, labels=labels, captions=captions, noise=noise, time=time,
+        drop=drop, ids=ids.tolist(),
     )  # fmt: skip
 
 

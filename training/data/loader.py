@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from spec.errors import ConfigError, DataError, GkrError
 from spec.shards import Manifest, Split, open_manifest, path_of
-from spec.train import ModelConfig
+from spec.train import AnyModelConfig, ModelConfig
 from storage.datasets import local_manifest
 from training.data.batch import LocalBatch, from_bytes
 from training.data.pool import Result, WorkerProcess
@@ -73,7 +73,7 @@ class Loader:
         world_size: int,
         workers: int,
         prefetch: int,
-        model: ModelConfig,
+        model: AnyModelConfig,
         split: Split = "train",
         time_distribution: TimeDistribution = "uniform",
         cache: Path | None = None,
@@ -212,7 +212,13 @@ class Loader:
         if result.kind == RESULT_ERROR:
             told = json.loads(bytes(result.body))
             return DataError(told["message"], hint=told["hint"], where=told["where"])
-        return from_bytes(result.body, position=result.position, count=self._work.count, shape=self._work.shape)
+        return from_bytes(
+            result.body,
+            position=result.position,
+            count=self._work.count,
+            shape=self._work.shape,
+            is_text=self._work.is_text,
+        )
 
     def _settle(self, position: int, value: LocalBatch | GkrError) -> None:
         self._done[position] = value
@@ -285,7 +291,7 @@ def _plan_work(
     batch: int,
     rank: int,
     world_size: int,
-    model: ModelConfig,
+    model: AnyModelConfig,
     split: Split,
     time_distribution: TimeDistribution,
     cache: Path | None,
@@ -304,24 +310,34 @@ def _plan_work(
         batch=batch,
         first=rank * count,
         count=count,
-        condition_dropout=model.condition_dropout,
+        condition_dropout=model.condition_dropout if isinstance(model, ModelConfig) else 0.0,
         time_distribution=time_distribution,
+        is_text=model.kind == "lm",
     )
 
 
-def _check(manifest: Manifest, *, model: ModelConfig, batch: int, world_size: int, where: str) -> None:
-    have = (manifest.image_height, manifest.image_width, manifest.image_channels)
-    want = (model.image_size, model.image_size, model.channels)
-    if have != want:
-        raise ConfigError(
-            f"images are {' x '.join(map(str, have))} in the dataset, {' x '.join(map(str, want))} in the model",
-            where=where,
-            hint=f"set train.model.image_size: {have[0]} and train.model.channels: {have[2]}, or take another dataset",
-        )
+def _check(manifest: Manifest, *, model: AnyModelConfig, batch: int, world_size: int, where: str) -> None:
+    check_shape(manifest, model=model, where=where)
     if batch % world_size:
         raise ConfigError(
             f"a batch of {batch} does not divide by {world_size} ranks; the ranks' gradients would weigh unequally",
             hint=f"set train.batch to {batch + world_size - batch % world_size}",
+        )
+
+
+def check_shape(manifest: Manifest, *, model: AnyModelConfig, where: str) -> None:
+    """ConfigError unless the dataset's samples are of the model's shape."""
+    have, want = (manifest.image_height, manifest.image_width, manifest.image_channels), model.sample_shape
+    if have != want:
+        change = (
+            f"train.model.context: {have[1] - 1}"
+            if model.kind == "lm"
+            else f"train.model.image_size: {have[0]} and train.model.channels: {have[2]}"
+        )
+        raise ConfigError(
+            f"samples are {' x '.join(map(str, have))} in the dataset, {' x '.join(map(str, want))} in the model",
+            where=where,
+            hint=f"set {change}, or take another dataset",
         )
 
 

@@ -25,7 +25,7 @@ from numpy.random import Generator, Philox
 
 from spec.errors import DataError
 from spec.shard_bytes import Shape
-from training.data.batch import LocalBatch, to_bytes, to_unit
+from training.data.batch import LocalBatch, shapes_of, to_bytes, to_unit
 from training.data.order import sample_ids
 from training.data.reader import ShardFile, SplitReader
 from training.processes import die_with_parent
@@ -54,6 +54,8 @@ class Work:
     """Samples of this rank's slice."""
     condition_dropout: float
     time_distribution: TimeDistribution
+    is_text: bool = False
+    """Samples are text for a language model: as they lie there, with nothing random."""
 
 
 class Preparer:
@@ -76,19 +78,25 @@ class Preparer:
             work.manifest_digest, n=len(self._reader), seed=work.seed, learner=work.learner, positions=positions
         )
         samples = [self._reader[index] for index in indices.tolist()]
-        pixels = np.frombuffer(b"".join(sample.pixels for sample in samples), dtype=np.uint8)
-        pixels = pixels.reshape(work.count, shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)
-        noise = np.empty((work.count, shape.channels, shape.height, shape.width), dtype=np.float32)
-        time = np.empty(work.count, dtype=np.float32)
-        drop = np.empty(work.count, dtype=np.bool_)
-        for row in range(work.count):
-            generator = self._generator_at(start + row)
-            time[row] = self._draw_time(generator)
-            drop[row] = generator.random() < work.condition_dropout
-            generator.standard_normal(dtype=np.float32, out=noise[row])
+        content = np.frombuffer(b"".join(sample.pixels for sample in samples), dtype=np.uint8)
+        image, text = shapes_of(work.count, shape=shape, is_text=work.is_text)
+        noise = np.empty(image, dtype=np.float32)
+        time = np.zeros(work.count, dtype=np.float32)
+        drop = np.zeros(work.count, dtype=np.bool_)
+        if work.is_text:
+            images = np.zeros(image, dtype=np.float32)
+        else:
+            pixels = content.reshape(work.count, shape.height, shape.width, shape.channels)
+            images, content = to_unit(pixels.transpose(0, 3, 1, 2)), content[:0]
+            for row in range(work.count):
+                generator = self._generator_at(start + row)
+                time[row] = self._draw_time(generator)
+                drop[row] = generator.random() < work.condition_dropout
+                generator.standard_normal(dtype=np.float32, out=noise[row])
         return LocalBatch(
             position=position,
-            images=to_unit(pixels),
+            images=images,
+            text=content.reshape(text),
             labels=np.array([sample.label for sample in samples], dtype=np.int64),
             captions=[sample.caption for sample in samples],
             noise=noise,

@@ -1,9 +1,7 @@
 """A diffusion transformer that predicts the velocity of a rectified flow.
 
-Promises: the same seed gives the same initial weights on any device and any number of ranks, because every parameter is
-drawn alone, on the CPU, from a generator keyed by (seed, name). The forward pass never waits for the device. It
-computes in the dtype its weights have when it runs, so a mixed-precision wrapper decides by casting weights alone; time
-features stay float32 until after the sinusoids.
+Promises: the forward pass never waits for the device. It computes in the dtype its weights have when it runs, so a
+mixed-precision wrapper decides by casting weights alone; time features stay float32 until after the sinusoids.
 
 Modulation is adaLN-zero (arXiv 2212.09748): each block projects time and condition to scales, shifts and gates that
 start at zero, so the network starts as the identity. One projection shared by all blocks (arXiv 2310.00426) was tried:
@@ -16,31 +14,19 @@ P patch side.
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from spec.train import ModelConfig
+from training.models.network import NORM_EPSILON, Attention, Mlp, Network, RecomputedBlock, sinusoids
 
 _TIME_SCALE = 1000.0  # flow time lies in [0, 1]; the sinusoids were made for hundreds of diffusion steps
-_LONGEST_PERIOD = 10_000.0
 _MODULATIONS = 6  # shift, scale and gate before the attention and before the feed-forward part
-_NORM_EPSILON = 1e-6
 _CONDITION_DEVIATION = 0.5  # of learned conditions, so that they weigh about as much as the embedded time
-
-
-def _sinusoids(positions: Tensor, *, features: int) -> Tensor:
-    """[N] positions -> [N, features] float32; cosines first."""
-    half = (features + 1) // 2
-    exponents = torch.arange(half, dtype=torch.float32, device=positions.device) / half
-    angles = positions.float()[:, None] * torch.exp(-math.log(_LONGEST_PERIOD) * exponents)[None]
-    return torch.cat([angles.cos(), angles.sin()], dim=1)[:, :features]
 
 
 def _grid_embedding(*, side: int, width: int, device: torch.device) -> Tensor:
@@ -48,77 +34,38 @@ def _grid_embedding(*, side: int, width: int, device: torch.device) -> Tensor:
     axis = torch.arange(side, dtype=torch.float32, device=device)
     rows, columns = axis.repeat_interleave(side), axis.repeat(side)
     half = (width + 1) // 2
-    return torch.cat([_sinusoids(rows, features=half), _sinusoids(columns, features=half)], dim=1)[
-        :, :width
-    ].contiguous()
+    return torch.cat([sinusoids(rows, features=half), sinusoids(columns, features=half)], dim=1)[:, :width].contiguous()
 
 
 def _modulate(tokens: Tensor, *, shift: Tensor, scale: Tensor) -> Tensor:
     """Layer norm without weights of its own, then scale and shift per sample: [B, T, W]."""
-    normed = F.layer_norm(tokens, tokens.shape[-1:], eps=_NORM_EPSILON)
+    normed = F.layer_norm(tokens, tokens.shape[-1:], eps=NORM_EPSILON)
     return normed * (1 + scale[:, None]) + shift[:, None]
 
 
-class Mlp(nn.Module):
-    """Two linear layers with a smooth nonlinearity between."""
-
-    def __init__(self, *, inputs: int, hidden: int, outputs: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(inputs, hidden)
-        self.down = nn.Linear(hidden, outputs)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[..., inputs] -> [..., outputs]."""
-        return self.down(F.gelu(self.up(features), approximate="tanh"))
-
-
-class Attention(nn.Module):
-    """Self-attention over all tokens; queries and keys are normalised, which keeps bfloat16 logits bounded."""
-
-    def __init__(self, *, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.query_norm = nn.RMSNorm(width // heads, eps=_NORM_EPSILON)
-        self.key_norm = nn.RMSNorm(width // heads, eps=_NORM_EPSILON)
-        self.out = nn.Linear(width, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[B, T, W] -> [B, T, W]."""
-        query, key, value = (
-            self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        )  # [B, H, T, D]
-        mixed = F.scaled_dot_product_attention(self.query_norm(query), self.key_norm(key), value)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    """One transformer block; the unit of sharding, recomputation and compilation."""
+class Block(RecomputedBlock):
+    """One transformer block: attention and feed-forward part, modulated by time and condition."""
 
     def __init__(self, *, config: ModelConfig) -> None:
         super().__init__()
-        self.recompute = False
-        """Keep only the inputs and compute the rest again in the backward pass."""
         self.attention = Attention(width=config.width, heads=config.heads)
         self.mlp = Mlp(inputs=config.width, hidden=int(config.width * config.mlp_ratio), outputs=config.width)
         self.modulation = nn.Linear(config.width, _MODULATIONS * config.width)
 
-    def forward(self, tokens: Tensor, mood: Tensor) -> Tensor:
+    def compute(self, *inputs: Tensor) -> Tensor:
         """tokens [B, T, W], mood (time and condition) [B, W] -> [B, T, W]."""
-        if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self._compute, tokens, mood, use_reentrant=False)
-        return self._compute(tokens, mood)
-
-    def _compute(self, tokens: Tensor, mood: Tensor) -> Tensor:
+        tokens, mood = inputs
         parts = self.modulation(mood).chunk(_MODULATIONS, dim=1)
         attended = self.attention(_modulate(tokens, shift=parts[0], scale=parts[1]))
         tokens = tokens + parts[2][:, None] * attended
         return tokens + parts[5][:, None] * self.mlp(_modulate(tokens, shift=parts[3], scale=parts[4]))
 
 
-class DiT(nn.Module):
-    """The whole network. Made with torch's default weights; call `initialise`, or load weights, before use."""
+class DiT(Network):
+    """The whole network."""
 
+    starts_at_zero = ("bias", "modulation.weight", "final.weight")
+    deviations: ClassVar = {"null_condition": _CONDITION_DEVIATION, "condition.weight": _CONDITION_DEVIATION}
     position: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
@@ -151,11 +98,11 @@ class DiT(nn.Module):
         """
         dtype = self.patch.weight.dtype
         tokens = self.patch(self._to_patches(images.to(dtype))) + self.position.to(dtype)
-        timed = self.time(_sinusoids(time * _TIME_SCALE, features=self.config.width).to(dtype))
+        timed = self.time(sinusoids(time * _TIME_SCALE, features=self.config.width).to(dtype))
         if self.config.conditioning == "text":
             # Encoders give vectors of length 1, so each feature is tiny; at unit scale the digits' accuracy after 400
             # steps rose from .29 to .88.
-            condition = F.rms_norm(condition.float(), condition.shape[-1:], eps=_NORM_EPSILON).to(dtype)
+            condition = F.rms_norm(condition.float(), condition.shape[-1:], eps=NORM_EPSILON).to(dtype)
         told = torch.where(drop[:, None], self.null_condition, self.condition(condition))
         mood = F.silu(timed + told)
         for block in self.blocks:
@@ -174,39 +121,6 @@ class DiT(nn.Module):
         side, grid, channels = self.config.patch_size, self.grid, self.config.channels
         split = patches.reshape(patches.shape[0], grid, grid, channels, side, side)
         return split.permute(0, 3, 1, 4, 2, 5).reshape(patches.shape[0], channels, grid * side, grid * side)
-
-
-def initial_tensor(name: str, *, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The whole initial value of one parameter, on the CPU in float32, as a function of (seed, name, shape) alone."""
-    if _starts_at_zero(name):
-        return torch.zeros(shape)
-    if name.endswith(("query_norm.weight", "key_norm.weight")):
-        return torch.ones(shape)
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    if name in {"null_condition", "condition.weight"}:
-        return torch.empty(shape).normal_(0.0, _CONDITION_DEVIATION, generator=generator)
-    bound = math.sqrt(6.0 / (shape[0] + shape[1]))  # Glorot: keeps the variance of activations and of gradients
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
-def _starts_at_zero(name: str) -> bool:
-    return name.endswith(("bias", "modulation.weight")) or name == "final.weight"
-
-
-def initial_tensors(model: DiT, *, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter's name and whole initial value, one at a time: a large model never lies in memory twice."""
-    for name, parameter in model.named_parameters():
-        yield name, initial_tensor(name, shape=tuple(parameter.shape), seed=seed)
-
-
-def initialise(model: DiT, *, seed: int) -> DiT:
-    """Set the initial weights of a model that is not sharded."""
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in initial_tensors(model, seed=seed):
-            parameters[name].copy_(value)
-    return model
 
 
 Velocity = Callable[[Tensor, Tensor, Tensor, Tensor], Any]

@@ -18,20 +18,22 @@ from typing import cast
 
 import safetensors.torch
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
 from spec.errors import DataError, NotFoundError
-from spec.train import ModelConfig
-from training.models.dit import DiT
+from spec.train import AnyModelConfig
+from training.models.families import make_network
+from training.models.network import Network
 
 SUFFIX = ".safetensors"
 _CONFIG_KEY = "config"
+_CONFIG: TypeAdapter[AnyModelConfig] = TypeAdapter(AnyModelConfig)
 
 
 def save_model(
-    folder: Path, *, state: Mapping[str, Tensor], config: ModelConfig, metadata: Mapping[str, str] | None = None
+    folder: Path, *, state: Mapping[str, Tensor], config: AnyModelConfig, metadata: Mapping[str, str] | None = None
 ) -> Path:
     """Write whole float32 weights below `folder` and return the file, whose stem is the digest of its bytes."""
     tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in state.items()}
@@ -50,7 +52,7 @@ def save_model(
     return path
 
 
-def load_model(path: Path, *, device: torch.device | str = "cpu") -> tuple[DiT, dict[str, str]]:
+def load_model(path: Path, *, device: torch.device | str = "cpu") -> tuple[Network, dict[str, str]]:
     """The model of a published file, in evaluation mode, and the file's metadata; DataError if anything is off."""
     data = _verified_bytes(path)
     try:
@@ -60,11 +62,11 @@ def load_model(path: Path, *, device: torch.device | str = "cpu") -> tuple[DiT, 
     size = int.from_bytes(data[:8], "little")
     metadata = cast("dict[str, str]", json.loads(data[8 : 8 + size]).get("__metadata__", {}))
     try:
-        config = ModelConfig.model_validate_json(metadata.get(_CONFIG_KEY, ""), extra="ignore")
+        config = _CONFIG.validate_json(metadata.get(_CONFIG_KEY, ""), extra="ignore")
     except ValidationError as error:
         raise _damaged(path, "its metadata holds no readable model configuration") from error
     with torch.device("meta"):
-        model = DiT(config)
+        model = make_network(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if expected != found:

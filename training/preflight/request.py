@@ -8,7 +8,7 @@ from typing import Self
 
 from spec.errors import NotFoundError
 from spec.plan import Plan
-from spec.train import ModelConfig, TrainConfig
+from spec.train import AnyModelConfig, TrainConfig
 from storage import file_path
 from training.preflight.verdicts import MIB
 
@@ -73,10 +73,12 @@ def checkpoint_bytes(train: TrainConfig) -> int:
     return parameter_count(train.model) * 4 * _STATE_COPIES * (train.checkpoint.keep + 1)
 
 
-def parameter_count(config: ModelConfig) -> int:
+def parameter_count(config: AnyModelConfig) -> int:
     """Parameters of the model, rounded up, without making it (that takes torch): enough to ask for disk space."""
-    width, pixels = config.width, config.channels * config.patch_size**2
-    hidden = int(width * config.mlp_ratio)
+    width, hidden = config.width, int(config.width * config.mlp_ratio)
+    if config.kind == "lm":
+        return config.depth * (4 * width**2 + 2 * width * hidden + 9 * width + hidden) + 2 * 256 * width + 256 + width
+    pixels = config.channels * config.patch_size**2
     block = 4 * width**2 + 2 * width * hidden + 6 * width**2 + 17 * width + hidden  # attention, MLP, modulation
     condition = config.text_width * width + width**2 if config.conditioning == "text" else config.num_classes * width
     return config.depth * block + 2 * pixels * width + 8 * width**2 + condition + 15 * width

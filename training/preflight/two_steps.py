@@ -21,8 +21,11 @@ from spec.errors import ConfigError, DataError
 from spec.shards import open_manifest, read_shard
 from spec.train import ModelConfig, TrainConfig
 from storage.datasets import fetch_shards, local_manifest
-from training.models import flow
-from training.models.dit import DiT, initialise
+from training.data.batch import to_unit
+from training.data.loader import check_shape
+from training.models.families import make_network
+from training.models.network import initialise
+from training.step_batch import ImageBatch, StepBatch, TextBatch
 
 MAX_BATCH = 16
 """Samples of a step: enough to run every kernel, few enough to fit where the whole batch is spread over ranks."""
@@ -31,8 +34,8 @@ MAX_BATCH = 16
 def two_steps(train: TrainConfig, *, manifest_uri: str) -> tuple[float, float]:
     """Mean losses of two steps of AdamW at the peak learning rate."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch = {name: value.to(device) for name, value in _batch(train, uri=manifest_uri).items()}
-    model = initialise(DiT(train.model), seed=train.seed).to(device).train()
+    batch = _batch(train, uri=manifest_uri, device=device)
+    model = initialise(make_network(train.model), seed=train.seed).to(device).train()
     masters = dict(model.named_parameters())
     dtype = torch.bfloat16 if train.dtype == "bfloat16" else torch.float32
     moments = [[torch.zeros_like(one) for one in masters.values()] for _ in range(2)]
@@ -41,10 +44,10 @@ def two_steps(train: TrainConfig, *, manifest_uri: str) -> tuple[float, float]:
     for _ in range(2):
         weights = {name: one.to(dtype) for name, one in masters.items()}
 
-        def velocity(*inputs: Tensor, weights: dict[str, Tensor] = weights) -> Tensor:
+        def forward(*inputs: Tensor, weights: dict[str, Tensor] = weights) -> Tensor:
             return cast("Tensor", functional_call(model, weights, inputs))
 
-        loss = flow.loss(velocity, **batch).mean()
+        loss = batch.losses(forward).mean()
         gradients = torch.autograd.grad(loss, list(masters.values()), allow_unused=True, materialize_grads=True)
         losses.append(loss.item())
         with torch.no_grad():
@@ -68,25 +71,21 @@ def two_steps(train: TrainConfig, *, manifest_uri: str) -> tuple[float, float]:
     return losses[0], losses[1]
 
 
-def _batch(train: TrainConfig, *, uri: str) -> dict[str, Tensor]:
-    """The arguments of `flow.loss`, from the first shard of the training split."""
+def _batch(train: TrainConfig, *, uri: str, device: torch.device) -> StepBatch:
+    """A batch like the trainer's, from the first shard of the training split."""
     local = local_manifest(uri, splits=())
     config, manifest = train.model, open_manifest(local)
-    shape = manifest.shape
-    if (shape.height, shape.width, shape.channels) != (config.image_size, config.image_size, config.channels):
-        raise ConfigError(
-            f"the dataset's images are {shape.height} x {shape.width} x {shape.channels},"
-            f" the model takes {config.image_size} x {config.image_size} x {config.channels}",
-            hint=f"set train.model.image_size to {shape.height} and train.model.channels to {shape.channels}",
-            where=uri,
-        )
+    check_shape(manifest, model=config, where=uri)
     if not manifest.splits.train:
         raise DataError("the manifest names no training shard", where=uri, hint="prepare the dataset again")
     fetch_shards(uri, shards=manifest.splits.train[:1], local=local)
     view = read_shard(manifest.splits.train[0], uri=local, manifest=manifest)
     samples = list(islice(cycle(view), min(train.batch, MAX_BATCH)))
-    pixels = np.stack([np.frombuffer(one.pixels, dtype=np.uint8) for one in samples]).astype(np.float32) / 127.5 - 1.0
-    images = pixels.reshape(len(samples), shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)
+    content = np.stack([np.frombuffer(one.pixels, dtype=np.uint8) for one in samples])
+    if not isinstance(config, ModelConfig):
+        return TextBatch(torch.from_numpy(content).long().to(device))
+    shape = manifest.shape
+    images = to_unit(content.reshape(len(samples), shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2))
     random = np.random.Generator(np.random.Philox(key=[train.seed, 0]))
     arrays: dict[str, NDArray[Any]] = {
         "images": images,
@@ -95,7 +94,7 @@ def _batch(train: TrainConfig, *, uri: str) -> dict[str, Tensor]:
         "condition": _condition([one.label for one in samples], config=config, random=random),
         "drop": random.random(len(samples)) < config.condition_dropout,
     }
-    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+    return ImageBatch(**{name: torch.from_numpy(value).to(device) for name, value in arrays.items()})
 
 
 def _condition(labels: list[int], *, config: ModelConfig, random: np.random.Generator) -> NDArray[Any]:

@@ -1,28 +1,31 @@
-"""The bulk port: parts of contributions and the seed come in, weights and published models go out. Raw little-endian
-float32.
+"""The bulk port: parts of contributions and the seed come in, weights and published models go out. Raw little-endian.
 
-A body that comes in is: four bytes with the length of a JSON header (little-endian), the header, then exactly the
-floats that the header announces. Every size is checked before memory is taken for it; a digest is checked before
-anything is believed.
+A body of up to one chunk comes in one request: four bytes with the length of a JSON header (little-endian), the header,
+then exactly the bytes that the header announces. A larger one is opened with its header alone; the answer names the
+chunks that are missing, each is put by itself, and opening again says what is still missing, or that nothing is. So a
+sender goes on after a cut, whatever was cut. Every size is checked before memory is taken for it; a digest is checked
+before anything is believed. Weights go out in the ranges that are asked for, each answer with its digest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import TypeVar
+import zlib
 
 import numpy as np
-from msgspec import Struct
 
-from training.sync.layout import Floats, count, find_range_problem, gather, view_bytes
-from training.sync.messages import PartHeader, PartReceipt, RangesArgs, SeedHeader
+from training.sync.chunks import CHUNK_BYTES, CRC_HEADER, PIECE_BYTES, Upload, UploadState, upload_key
+from training.sync.layout import find_range_problem, gather, shift, view_bytes
+from training.sync.messages import PartHeader, RangesArgs, SeedHeader
 from training.sync.refusals import Refusal
-from training.sync.wire import JSON_LIMIT, Handler, decode
+from training.sync.staging import Slot
+from training.sync.wire import JSON_LIMIT, Handler
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_CHUNK = 8 << 20
-T = TypeVar("T", bound=Struct)
+_RANGE = re.compile(r"bytes=(\d+)-")
+_READ_BYTES = 256 << 10
+_Header = type[PartHeader] | type[SeedHeader]
 
 
 class BulkHandler(Handler):
@@ -31,104 +34,132 @@ class BulkHandler(Handler):
     def handle_path(self, path: list[str], query: dict[str, str]) -> None:
         match (self.command, path):
             case ("PUT", ["part"]):
-                self._take_part()
+                self._take(PartHeader)
+            case ("POST", ["part"]):
+                self._open(PartHeader)
             case ("PUT", ["seed"]):
-                self._take_seed()
-            case ("POST", ["theta", version]) if version.isdigit():
-                self._send_weights(int(version))
+                self._take(SeedHeader)
+            case ("POST", ["seed"]):
+                self._open(SeedHeader)
+            case ("PUT", ["chunks", key, index]) if index.isdigit():
+                self._take_chunk(key, int(index))
+            case ("POST", ["theta", fragment, version]) if fragment.isdigit() and version.isdigit():
+                self._send_weights(int(fragment), int(version))
             case ("GET", ["models", digest]) if _DIGEST.fullmatch(digest):
                 self._send_model(digest)
             case _:
                 raise Refusal("unknown_path", f"{self.command} {self.path} is not served on the bulk port")
 
-    def _read_header(self, kind: type[T]) -> T:
+    # --- in
+
+    def _open(self, kind: _Header) -> None:
+        header = self.read_json(kind)
+        slot = self._reserve(header)
+        self.reply(UploadState(key=upload_key(header), missing=[]) if slot is None else self._complete(slot))
+
+    def _take(self, kind: _Header) -> None:
+        self.body_length(limit=CHUNK_BYTES + JSON_LIMIT)
         length = int.from_bytes(self.read_exactly(4), "little")
         if length > min(JSON_LIMIT, self.unread):
             raise Refusal(
                 "too_large",
                 f"the header claims {length} bytes; the body has {self.unread} left, the limit is {JSON_LIMIT}",
             )
-        return decode(self.read_exactly(length), kind)
-
-    def _expect(self, elements: int) -> None:
-        if self.unread != 4 * elements:
-            raise Refusal(
-                "bad_request", f"the header announces {4 * elements} bytes of floats, the body has {self.unread}"
-            )
-
-    def _take_part(self) -> None:
-        header = self._read_header(PartHeader)
-        self._expect(2 * count(header.ranges))
-        slot = self.desk.reserve_part(header)
+        header = self.decode(self.read_exactly(length), kind)
+        slot = self._reserve(header)
         if slot is None:
             self._discard()
-            self.reply(PartReceipt(rank=header.rank, sha256=header.sha256))
+            self.reply(UploadState(key=upload_key(header), missing=[]))
             return
-        received = False
-        try:
-            self._receive([slot.delta, slot.ema], sha256=header.sha256)
-            received = True
-        finally:
-            self.desk.finish_part(slot, received=received)
-        self.reply(PartReceipt(rank=header.rank, sha256=header.sha256))
+        size = len(slot.upload.data)
+        if self.unread != size:
+            raise Refusal("bad_request", f"the header announces {size} bytes, the body has {self.unread}")
+        if size > CHUNK_BYTES:
+            raise Refusal("too_large", f"a body of {size} bytes comes in chunks of {CHUNK_BYTES}")
+        if size:
+            self._receive(slot.upload, 0)
+        self.reply(self._complete(slot))
 
-    def _take_seed(self) -> None:
-        header = self._read_header(SeedHeader)
-        layout = self.desk.check_seed(header)
-        if layout is None:
-            self._discard()
-            self.reply(None)
-            return
-        self._expect(layout.total * (2 if header.has_ema else 1))
-        theta = np.empty(layout.total, np.float32)
-        ema = np.empty(layout.total, np.float32) if header.has_ema else None
-        self._receive([theta] if ema is None else [theta, ema], sha256=header.sha256)
-        self.desk.seed(header, theta=theta, ema=ema)
+    def _take_chunk(self, key: str, index: int) -> None:
+        slot = self.desk.find_upload(key)
+        if slot is None:
+            raise Refusal("unknown_upload", "no body is on its way under this key", hint="open it again")
+        self.check_sender(slot.header.learner)
+        upload = slot.upload
+        if index >= upload.count:
+            raise Refusal("bad_request", f"the body has {upload.count} chunks, there is no number {index}")
+        length = self.body_length(limit=CHUNK_BYTES)
+        if length != upload.length(index):
+            raise Refusal("bad_request", f"chunk {index} has {upload.length(index)} bytes, not {length}")
+        self._receive(upload, index, crc=self.headers.get(CRC_HEADER, ""))
         self.reply(None)
 
-    def _receive(self, arrays: list[Floats], *, sha256: str) -> None:
-        digest = hashlib.sha256()
-        for array in arrays:
-            if array.size:
-                view = view_bytes(array)
-                self.read_into(view)
-                digest.update(view)
-        if digest.hexdigest() != sha256:
-            raise Refusal("damaged", "the floats do not have the digest in their header", hint="send them again")
+    def _reserve(self, header: PartHeader | SeedHeader) -> Slot | None:
+        return self.desk.reserve_seed(header) if isinstance(header, SeedHeader) else self.desk.reserve_part(header)
+
+    def _receive(self, upload: Upload, index: int, *, crc: str | None = None) -> None:
+        """One chunk. Without a CRC it is the whole body, whose digest says all."""
+        piece = memoryview(bytearray(min(_READ_BYTES, self.unread)))
+        offset, value = 0, 0
+        while self.unread:
+            view = piece[: min(len(piece), self.unread)]
+            self.read_into(view)
+            if crc is not None:
+                value = zlib.crc32(view, value)
+            upload.write(index, offset=offset, piece=view)
+            offset += len(view)
+        if crc is not None and crc != f"{value:08x}":
+            raise Refusal("damaged", f"chunk {index} does not have the CRC it was sent with", hint="send it again")
+        upload.receive(index)
+
+    def _complete(self, slot: Slot) -> UploadState:
+        missing = slot.upload.missing()
+        if not missing:
+            if not slot.upload.verify():
+                raise Refusal("damaged", "the body does not have the digest in its header", hint="send it again")
+            if isinstance(slot.header, SeedHeader):
+                self.desk.finish_seed(slot)
+            else:
+                self.desk.finish_part(slot)
+        return UploadState(key=slot.key, missing=missing)
 
     def _discard(self) -> None:
         while self.unread > 0:
-            self.read_exactly(min(self.unread, 1 << 20))
+            self.read_exactly(min(self.unread, _READ_BYTES))
 
-    def _send_weights(self, version: int) -> None:
+    # --- out
+
+    def _send_weights(self, fragment: int, version: int) -> None:
         ranges = self.read_json(RangesArgs).ranges
-        theta = self.desk.weights(version)
-        problem = find_range_problem(ranges, total=len(theta))
+        theta, first = self.desk.weights(version, fragment=fragment)
+        problem = find_range_problem(ranges, total=len(theta), first=first)
         if problem:
             raise Refusal("bad_request", problem)
-        self._send(view_bytes(np.ascontiguousarray(gather(theta, ranges), dtype="<f4")))
-
-    def _send(self, data: memoryview) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("X-Gkr-Sha256", hashlib.sha256(data).hexdigest())
-        self.end_headers()
-        for start in range(0, len(data), _CHUNK):
-            self.wfile.write(data[start : start + _CHUNK])
+        data = view_bytes(np.ascontiguousarray(gather(theta, shift(ranges, -first)), dtype="<f4"))
+        self._begin(200, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        for start in range(0, len(data), PIECE_BYTES):
+            self.wfile.write(data[start : start + PIECE_BYTES])
 
     def _send_model(self, digest: str) -> None:
+        """The file, or what is left of it from `Range: bytes=N-` on."""
         try:
             file = self.desk.open_model(digest)
         except FileNotFoundError:
             raise Refusal("unknown_model", f"there is no published model {digest[:12]} here (any more)") from None
         with file:
             size = file.seek(0, 2)
-            file.seek(0)
-            self.send_response(200)
-            self.send_header("Content-Type", "application/octet-stream")
-            self.send_header("Content-Length", str(size))
-            self.send_header("X-Gkr-Sha256", digest)
-            self.end_headers()
-            while data := file.read(_CHUNK):
+            asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+            start = int(asked[1]) if asked else 0
+            if start > size:
+                raise Refusal("bad_request", f"the model has {size} bytes, there is nothing from {start} on")
+            file.seek(start)
+            self._begin(206 if asked else 200, size=size - start, sha256=digest)
+            while data := file.read(PIECE_BYTES):
                 self.wfile.write(data)
+
+    def _begin(self, status: int, *, size: int, sha256: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(size))
+        self.send_header("X-Gkr-Sha256", sha256)
+        self.end_headers()

@@ -2,7 +2,8 @@
 
 Rank 0 of a learner registers, beats, commits; every rank sends its own part and fetches its own ranges. Calls block,
 with deadlines, and survive a syncer that dies and comes back on the same ports. Arrays that were handed over must not
-change until the contribution has its verdict: they may have to be sent again. Imports no torch.
+change until the contribution has its verdict: they may have to be sent again. Where the environment names the run's
+keys, everything goes through TLS. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,23 +13,28 @@ import http.client
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from spec.errors import UnreachableError
-from training.sync.keeper import Keeper, pack, send
+from spec.sync_keys import SyncKeys
+from training.sync.carrier import Carrier, Parcel
+from training.sync.codec import Codec
+from training.sync.codec import encode as encode_floats
+from training.sync.keeper import Keeper
 from training.sync.layout import Floats, Layout, Ranges, count, view_bytes
 from training.sync.messages import (
     CommitArgs,
     Contribution,
+    DrainedArgs,
     ErrorReply,
     HeartbeatArgs,
     HeartbeatReply,
     LeaveArgs,
     PartHeader,
     PartReceipt,
-    RangesArgs,
     RegisterArgs,
     Registration,
     SeedHeader,
@@ -57,23 +63,43 @@ class SyncClient:
         heartbeat_seconds: float = 2.0,
         slice_seconds: float = 5.0,
         check_seconds: float = 2.0,
+        codec: Codec = "fp32",
+        connections: int = 1,
+        bytes_per_second: float | None = None,
+        keys: SyncKeys | None = None,
     ) -> None:
-        """Addresses are host:port; a call waits `slice_seconds` for news, parts are looked for each `check_seconds`."""
+        """Addresses are host:port; a call waits `slice_seconds` for news, parts are looked for each `check_seconds`.
+
+        `connections` carry weights beside each other, at most `bytes_per_second` of this process in each direction.
+        `keys`: default: those that the environment names.
+        """
         self._learner, self._layout = learner, layout
         self._barrier_timeout, self._slice = barrier_timeout_seconds, slice_seconds
         self._heartbeat_seconds, self._pause = heartbeat_seconds, min(check_seconds, 1.0)
         self._closed = threading.Event()
         self._fenced = threading.Event()
 
-        def link(address: str) -> Link:
-            return Link(address, run=run, timeout_seconds=call_timeout_seconds, closed=self._closed)
+        keys = keys or SyncKeys.read()
 
-        self._control, self._bulk, self._beats = link(control), link(bulk), link(control)
-        kept = link(control), link(bulk)
-        self._links = [self._control, self._bulk, self._beats, *kept]
+        def link() -> Link:
+            return Link(control, run=run, timeout_seconds=call_timeout_seconds, closed=self._closed, keys=keys)
+
+        self._control, self._beats, kept = link(), link(), link()
+        self._commits = [link() for _ in range(layout.fragments)]  # each may wait long for its verdict
+        self._links = [self._control, self._beats, kept, *self._commits]
+        self._bulk = Carrier(
+            bulk, run=run, connections=connections, bytes_per_second=bytes_per_second,
+            patience_seconds=slice_seconds, keys=keys, closed=self._closed,
+        )  # fmt: skip
+        self._codec: Codec = codec
         self._keeper = Keeper(
-            *kept, check_seconds=check_seconds, send_seconds=barrier_timeout_seconds, closed=self._closed
+            kept,
+            carrier=self._bulk,
+            check_seconds=check_seconds,
+            send_seconds=barrier_timeout_seconds,
+            closed=self._closed,
         )
+        self._heard: HeartbeatReply | None = None
         self._progress = HeartbeatArgs(learner=learner, generation=0)
         self._beating: threading.Thread | None = None
 
@@ -86,6 +112,7 @@ class SyncClient:
         args = RegisterArgs(
             learner=self._learner,
             shapes=self._layout.shapes(),
+            buffers=self._layout.buffer_shapes(),
             fingerprint=self._layout.fingerprint,
             contract=contract,
             world_size=world_size,
@@ -101,11 +128,29 @@ class SyncClient:
             self._beating.start()
         return found
 
-    def report(self, step: int, *, pending_samples: int, step_seconds: float) -> None:
+    def report(
+        self,
+        step: int,
+        *,
+        pending_samples: int,
+        step_seconds: float,
+        blocked_seconds: dict[str, float] | None = None,
+        in_flight_steps: int = 0,
+    ) -> None:
         """What the next heartbeats say."""
         self._progress = msgspec.structs.replace(
-            self._progress, step=step, pending=pending_samples, step_seconds=step_seconds
+            self._progress,
+            step=step,
+            pending=pending_samples,
+            step_seconds=step_seconds,
+            blocked_seconds=blocked_seconds or {},
+            in_flight_steps=in_flight_steps,
         )
+
+    @property
+    def heard(self) -> HeartbeatReply | None:
+        """The newest answer to a heartbeat; none before the first."""
+        return self._heard
 
     @property
     def fenced(self) -> bool:
@@ -114,18 +159,17 @@ class SyncClient:
 
     def put_seed(self, theta: Floats, *, generation: int, ema: Floats | None = None) -> None:
         """The initial weights, by the one learner whose registration said `seed_needed`."""
-        arrays = [_checked(one, self._layout.total) for one in (theta, ema) if one is not None]
+        body = [_checked(one, self._layout.total) for one in (theta, ema) if one is not None]
         header = SeedHeader(
             learner=self._learner,
             generation=generation,
             fingerprint=self._layout.fingerprint,
             shapes=self._layout.shapes(),
-            sha256=_digest(*arrays),
+            buffers=self._layout.buffer_shapes(),
+            sha256=_digest(*body),
             has_ema=ema is not None,
         )
-        text = encode(header)
-        body = [len(text).to_bytes(4, "little") + text, *arrays]
-        self._bulk.ask("seed", method="PUT", body=body, until=self._until(None), patience_seconds=self._slice)
+        self._bulk.send(Parcel(path="seed", header=header, body=body), until=self._until(None))
 
     def commit(self, contribution: Contribution) -> Verdict:
         """The verdict; waits for the round, at most `barrier_timeout_seconds`."""
@@ -134,7 +178,9 @@ class SyncClient:
         status: Status | None = None
         while True:
             try:
-                response = self._control.ask("commit", body=body, until=until, patience_seconds=self._slice)
+                response = self._commits[contribution.fragment].ask(
+                    "commit", body=body, until=until, patience_seconds=self._slice
+                )
             except SyncRefusedError as error:
                 if error.reason != "parts_missing":
                     raise
@@ -147,19 +193,41 @@ class SyncClient:
             if time.monotonic() > until or self._closed.is_set():
                 raise self._give_up(f"contribution {contribution.seq} has no verdict", status)
 
-    def leave(self, generation: int, *, discarded_samples: int = 0) -> None:
-        """An orderly end."""
-        args = LeaveArgs(learner=self._learner, generation=generation, discarded_samples=discarded_samples)
+    def leave(self, generation: int, *, discarded: Sequence[int] = ()) -> None:
+        """An orderly end. `discarded`: samples given up over the whole run, by fragment."""
+        args = LeaveArgs(
+            learner=self._learner,
+            generation=generation,
+            discarded_samples=max(discarded, default=0),
+            discarded=list(discarded),
+        )
         self._control.ask("leave", body=[encode(args)], until=self._until(None))
+
+    def drained(self, generation: int) -> None:
+        """While the run drains: this learner has nothing more to send."""
+        args = DrainedArgs(learner=self._learner, generation=generation)
+        self._control.ask("drained", body=[encode(args)], until=self._until(None))
 
     # --- every rank
 
     def put_part(
-        self, delta: Floats, *, ema: Floats, ranges: Ranges, generation: int, seq: int, rank: int
+        self,
+        delta: Floats,
+        *,
+        ema: Floats | None,
+        ranges: Ranges,
+        fragment: int = 0,
+        generation: int,
+        seq: int,
+        rank: int,
     ) -> PartReceipt:
-        """This rank's part of a contribution: weights minus anchor, and EMA weights, of its ranges."""
+        """This rank's part of a contribution to a fragment: weights minus anchor of its ranges, and averaged weights
+        likewise unless the syncer averages. Ranges are of the whole vector, inside the fragment.
+        """
         size = count(ranges)
-        arrays = _checked(delta, size), _checked(ema, size)
+        found = [_checked(one, size) for one in (delta, ema) if one is not None]
+        # fp32 goes as it lies there, without a copy.
+        body = [encode_floats(np.frombuffer(one, "<f4"), self._codec).data for one in found]
         header = PartHeader(
             learner=self._learner,
             generation=generation,
@@ -167,33 +235,21 @@ class SyncClient:
             rank=rank,
             fingerprint=self._layout.fingerprint,
             ranges=list(ranges),
-            sha256=_digest(*arrays),
+            sha256=_digest(*body),
+            fragment=fragment,
+            codec=self._codec,
+            has_ema=ema is not None,
+            bytes=sum(len(view) for view in body),
         )
-        part = pack(header, *arrays)
-        receipt = send(part, bulk=self._bulk, until=self._until(None))
-        self._keeper.keep(part)
-        return receipt
+        parcel = Parcel(path="part", header=header, body=body)
+        self._bulk.send(parcel, until=self._until(None))
+        self._keeper.keep(parcel)
+        return PartReceipt(rank=rank, sha256=header.sha256)
 
-    def fetch(self, version: int, *, ranges: Ranges | None = None) -> Floats:
-        """Shared weights of a version; default: all of them."""
-        wanted = self._layout.whole if ranges is None else list(ranges)
-        body = [encode(RangesArgs(ranges=wanted))]
-        until = self._until(None)
-        while True:
-            response = self._bulk.ask(
-                f"theta/{version}",
-                body=body,
-                until=until,
-                patience_seconds=self._slice,
-                expected_bytes=4 * count(wanted),
-            )
-            if hashlib.sha256(response.body).hexdigest() == response.headers.get("X-Gkr-Sha256"):
-                return np.frombuffer(response.body, np.dtype("<f4"))
-            if time.monotonic() > until:
-                raise UnreachableError(
-                    f"version {version} arrives damaged from {self._bulk.address}",
-                    hint="check the network between the regions",
-                )
+    def fetch(self, version: int, *, fragment: int = 0, ranges: Ranges | None = None) -> Floats:
+        """Shared weights of a fragment's version; default: all of its elements."""
+        wanted = [self._layout.fragment_range(fragment)] if ranges is None else list(ranges)
+        return self._bulk.fetch(version, fragment=fragment, ranges=wanted, until=self._until(None))
 
     def wait_version(self, at_least: int, *, timeout_seconds: float | None = None) -> Status:
         """The status once the version is reached; for joiners, and for a restart whose earlier contribution waits."""
@@ -217,6 +273,7 @@ class SyncClient:
             self._beating.join(5)
         for link in self._links:
             link.close()
+        self._bulk.close()
 
     # --- inside
 
@@ -233,7 +290,7 @@ class SyncClient:
         try:
             response = self._beats.ask_once("heartbeat", method="POST", body=[encode(progress)])
             if response.status == 200:
-                response.read(HeartbeatReply)
+                self._heard = response.read(HeartbeatReply)
             elif (
                 response.read(ErrorReply).reason in {"fenced", "unregistered"}
                 and progress.generation == self._progress.generation

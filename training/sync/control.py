@@ -4,7 +4,12 @@ heartbeat.
 
 from __future__ import annotations
 
-from training.sync.messages import CommitArgs, HeartbeatArgs, LeaveArgs, PartState, RegisterArgs
+from collections import Counter
+
+import msgspec
+
+from training.sync.messages import CommitArgs, DrainedArgs, HeartbeatArgs, LeaveArgs, PartState, RegisterArgs, Status
+from training.sync.metrics import CONTENT_TYPE
 from training.sync.refusals import Refusal
 from training.sync.wire import Handler
 
@@ -20,22 +25,34 @@ class ControlHandler(Handler):
                 self.reply(self.desk.heartbeat(self.read_json(HeartbeatArgs)))
             case ("POST", ["leave"]):
                 self.reply(self.desk.leave(self.read_json(LeaveArgs)))
+            case ("POST", ["drained"]):
+                self.reply(self.desk.drained(self.read_json(DrainedArgs)))
             case ("POST", ["commit"]):
                 args = self.read_json(CommitArgs)
                 verdict = self.desk.commit(args.contribution, wait_seconds=args.wait_seconds)
                 self.reply(verdict or self.desk.status(), status=200 if verdict else 202)
             case ("GET", ["status"]):
-                self.reply(self.desk.status())
+                self.reply(self._status())
+            case ("GET", ["metrics"]):
+                self.send(self.desk.metrics(self._status()), kind=CONTENT_TYPE)
             case ("GET", ["version"]):
                 at_least, wait = _number(query, "at_least"), _number(query, "wait")
                 self.reply(self.desk.wait_version(int(at_least), wait_seconds=wait))
-            case ("GET", ["parts", learner, generation, seq, rank]) if all(
-                one.isdigit() for one in (generation, seq, rank)
-            ):
-                state = self.desk.part_state(learner=learner, generation=int(generation), seq=int(seq), rank=int(rank))
+            case ("GET", ["parts", learner, *numbers]) if len(numbers) == 4 and all(one.isdigit() for one in numbers):
+                self.check_sender(learner)
+                generation, fragment, seq, rank = map(int, numbers)
+                state = self.desk.part_state(
+                    learner=learner, generation=generation, fragment=fragment, seq=seq, rank=rank
+                )
                 self.reply(PartState(state=state))
             case _:
                 raise Refusal("unknown_path", f"{self.command} {self.path} is not served on the control port")
+
+    def _status(self) -> Status:
+        """With what the ports themselves refused."""
+        status = self.desk.status()
+        found = Counter(status.refusals) + Counter(self.server.refusals.counts())
+        return msgspec.structs.replace(status, refusals=dict(found))
 
 
 def _number(query: dict[str, str], name: str) -> float:

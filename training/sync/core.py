@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 from msgspec.structs import replace as change
 
-from spec.events import SyncLedger, SyncWaiting, read_event
+from spec.events import SyncFragmentLedger, SyncLedger, SyncMerged, SyncWaiting, read_event
 from spec.plan import Plan, SyncerPlan
 from training.sync.contract import contract_hash
-from training.sync.events import Announce, Effect, Event, Refuse, Remark, SaveLedger
+from training.sync.events import Announce, Answer, Effect, Event, Refuse, Remark, SaveLedger
 from training.sync.journal import Journal
 from training.sync.layout import Floats, Layout
 from training.sync.machine import step
 from training.sync.members import Rules, State, recover
 from training.sync.messages import Ledger
-from training.sync.outer import OuterState
 from training.sync.publish import write_model
+from training.sync.metrics import SyncMetrics
 from training.sync.refusals import Refusal
 from training.sync.staging import Staging
-from training.sync.state import StateNote
+from training.sync.state import FragmentState, StateNote, write_state
 from training.sync.store import DeposedError, Store
+from training.sync.tensors import Written
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,16 +48,25 @@ class Core:
         self.changed = threading.Condition(threading.RLock())
         self.stopping = threading.Event()
         self.staging = Staging()
+        self.verdicts: Counter[str] = Counter()
+        """Contributions that this process answered, by kind."""
+        self.metrics = SyncMetrics()
+        journal.observers.append(self.metrics.observe)
+        self.received: Counter[str] = Counter()
+        """Bytes of merged contributions, by learner."""
+        self.merges: dict[int, SyncMerged] = {}
+        """The last merge of each fragment that this process knows of."""
         self.alarm = ""
         self.failure: BaseException | None = None
         loaded = store.take_over(Ledger(run=plan.run, contract=contract))
-        self.outer: OuterState | None = loaded[0] if loaded else None
-        self.layout: Layout | None = Layout.from_shapes(loaded[1].shapes) if loaded else None
+        self.arrays: list[FragmentState] = [arrays for arrays, _ in loaded]
+        """By fragment; none before version 0."""
+        self.layout: Layout | None = loaded[0][1].layout if loaded else None
         rules = make_rules(plan, self.settings, contract=contract)
         self.state: State = recover(rules, store.head.ledger, epoch=store.head.epoch, now=clock())
         journal.note(f"syncer serves run {plan.run}: version {self.state.version}, epoch {self.state.epoch}")
         if loaded:
-            self._repeat_event(loaded[1].event)
+            self._repeat_event([note for _, note in loaded])
 
     def require_layout(self) -> Layout:
         """What the run's weights look like."""
@@ -84,8 +96,10 @@ class Core:
         for effect in effects:
             if isinstance(effect, Remark):
                 self.journal.note(effect.text, level=effect.level)
+            if isinstance(effect, Answer):
+                self.verdicts[effect.answered.kind] += 1
             if isinstance(effect, Announce):
-                self._announce()
+                self._announce(effect.fragment)
         self.changed.notify_all()
         return effects
 
@@ -105,9 +119,9 @@ class Core:
         self.alarm = text
         self.journal.note(text, level="error")
 
-    def until(self) -> float | None:
-        """Seconds since 1970 at which the open round may close."""
-        current = self.state.round
+    def until(self, fragment: int = 0) -> float | None:
+        """Seconds since 1970 at which the open round of a fragment may close."""
+        current = self.state.round(fragment)
         if current is None or current.deadline is None:
             return None
         return self.journal.now() + current.deadline - self.clock()
@@ -121,14 +135,21 @@ class Core:
             round=self.state.version,
             merged={one.learner: one.merged_samples for one in records},
             discarded={one.learner: one.discarded_samples for one in records},
+            fragments=[
+                SyncFragmentLedger(
+                    merged={one.learner: one.places[fragment].merged_samples for one in records},
+                    discarded={one.learner: one.places[fragment].discarded_samples for one in records},
+                )
+                for fragment in range(self.state.rules.fragments)
+            ],
         )
         self.journal.emit(event)
 
-    def publish_model(self, flat: Floats, *, version: int) -> str:
-        """Write the averaged model; its digest."""
+    def publish_model(self, averages: Sequence[Floats], *, version: int) -> str:
+        """Write the averaged model from its fragments; its digest."""
         train = self.plan.train
         written = write_model(
-            flat,
+            averages[0] if len(averages) == 1 else np.concatenate(averages),
             layout=self.require_layout(),
             config=train.model.model_dump_json() if train else "{}",
             version=version,
@@ -139,35 +160,45 @@ class Core:
         self.store.keep(written)
         return written.sha256
 
-    def note(self, ledger: Ledger, outer: OuterState, *, event: str) -> StateNote:
-        """The JSON part of a state file."""
-        return StateNote(
+    def write_fragment(self, ledger: Ledger, arrays: FragmentState, *, fragment: int, event: str) -> Written:
+        """Make a fragment's state outlive this process, before HEAD names it."""
+        layout = self.require_layout()
+        note = StateNote(
             ledger=ledger,
             epoch=self.state.epoch,
-            rounds_accumulated=outer.rounds_accumulated,
-            shapes=self.require_layout().shapes(),
+            rounds_accumulated=arrays.outer.rounds_accumulated,
+            shapes=layout.shapes(),
+            buffers=layout.buffer_shapes(),
+            fragment=fragment,
+            fragments=layout.fragments,
             event=event,
         )
+        written = write_state(arrays, note=note, folder=self.store.states, point=self.store.point)
+        self.store.keep(written)
+        return written
 
-    def _announce(self) -> None:
-        current = self.state.round
+    def _announce(self, fragment: int) -> None:
+        current = self.state.round(fragment)
         if current is None or current.stage != "OPEN":
             return
         event = SyncWaiting(
             time=self.journal.now(),
             source="syncer",
             round=current.number,
+            fragment=fragment,
             arrived=sorted(current.arrivals),
-            waiting_for=self.state.waiting_for,
-            deadline=self.until(),
+            waiting_for=self.state.waiting_for(fragment),
+            deadline=self.until(fragment),
         )
         self.journal.emit(event)
 
-    def _repeat_event(self, text: str) -> None:
+    def _repeat_event(self, notes: Sequence[StateNote]) -> None:
         """A crash between commit and event must not lose the event; it must not appear twice either."""
-        event = read_event(text) if text else None
-        if event is not None and not self.journal.has_merged(self.state.version):
-            self.journal.emit(event)
+        events = [(one.fragment, read_event(one.event)) for one in notes if one.event]
+        self.merges = {fragment: event for fragment, event in events if isinstance(event, SyncMerged)}
+        for event in self.merges.values():
+            if event.round == self.state.version and not self.journal.has_merged(event.round):
+                self.journal.emit(event)
         self.emit_ledger()
 
 
@@ -179,7 +210,11 @@ def make_rules(plan: Plan, settings: SyncerPlan, *, contract: str) -> Rules:
         contract=contract,
         learners=tuple(one.name for one in plan.learners),
         target_samples=settings.target_samples,
+        mode=config.mode,
+        fragments=config.fragments,
+        inner_steps=config.inner_steps,
         quorum=config.quorum,
+        grace_share=config.grace_share,
         round_deadline=config.round_deadline,
         lease=config.lease,
     )

@@ -8,16 +8,29 @@ import time
 from typing import BinaryIO
 
 from training.sync.core import Core
-from training.sync.events import Answer, Contributed, Effect, Heartbeat, Leave, Refuse, Register, Seeded, Wait
+from training.sync.describe import describe_status
+from training.sync.events import (
+    Answer,
+    Contributed,
+    Drained,
+    Effect,
+    Heartbeat,
+    Leave,
+    Refuse,
+    Register,
+    Seeded,
+    Wait,
+)
 from training.sync.layout import Floats, Layout, fingerprint_weights
 from training.sync.machine import look_up, step
 from training.sync.messages import (
     Answered,
     Contribution,
+    DrainedArgs,
+    FragmentPlace,
     HeartbeatArgs,
     HeartbeatReply,
     LeaveArgs,
-    MemberStatus,
     PartHeader,
     RegisterArgs,
     Registration,
@@ -29,7 +42,7 @@ from training.sync.messages import (
 from training.sync.outer import OuterState
 from training.sync.refusals import Refusal
 from training.sync.staging import Assembled, Slot
-from training.sync.state import write_state
+from training.sync.state import FragmentState
 
 _LONGEST_WAIT = 30.0
 
@@ -43,7 +56,7 @@ class Desk:
 
     def register(self, args: RegisterArgs) -> Registration:
         """A new generation of a learner, durable before it is answered."""
-        layout = self._read_layout(args.shapes, args.fingerprint)
+        layout = self._read_layout(args.shapes, args.buffers, args.fingerprint)
         core = self._core
         with core.changed:
             rules = core.state.rules
@@ -74,9 +87,24 @@ class Desk:
                 step=args.step,
                 pending=args.pending,
                 step_seconds=args.step_seconds,
+                in_flight_steps=args.in_flight_steps,
+                blocked_seconds=args.blocked_seconds,
             )
             core.apply(event)
-            return HeartbeatReply(epoch=core.state.epoch, version=core.state.version, final=core.state.ledger.final)
+            state = core.state
+            return HeartbeatReply(
+                epoch=state.epoch,
+                version=state.version,
+                final=state.ledger.final,
+                draining=state.ledger.draining,
+                versions=state.versions,
+            )
+
+    def drained(self, args: DrainedArgs) -> None:
+        """A learner of a run that is draining has nothing more to send."""
+        core = self._core
+        with core.changed:
+            core.apply(Drained(now=core.clock(), learner=args.learner, generation=args.generation))
 
     def leave(self, args: LeaveArgs) -> None:
         """An orderly end: the learner is not waited for, and what it discarded is booked."""
@@ -86,14 +114,14 @@ class Desk:
                 now=core.clock(),
                 learner=args.learner,
                 generation=args.generation,
-                discarded_samples=args.discarded_samples,
+                discarded=tuple(args.discarded or [args.discarded_samples]),
             )
             core.apply(event)
             core.emit_ledger()
 
     def check_seed(self, header: SeedHeader) -> Layout | None:
         """The layout of a seed that would be taken; none if exactly this seed was taken before."""
-        layout = self._read_layout(header.shapes, header.fingerprint)
+        layout = self._read_layout(header.shapes, header.buffers, header.fingerprint)
         core = self._core
         with core.changed:
             home = core.state.rules.home
@@ -114,22 +142,24 @@ class Desk:
         with self._seeding:
             if self.check_seed(header) is None:
                 return
-            outer = OuterState.start(theta)
+            arrays = _cut(core.require_layout(), theta=theta, average=theta.copy() if ema is None else ema)
             event = Seeded(
                 now=core.clock(),
                 seed_sha256=header.sha256,
-                theta_sha256=fingerprint_weights(theta),
+                theta_sha256=tuple(fingerprint_weights(one.outer.theta) for one in arrays),
                 fingerprint=header.fingerprint,
-                model_sha256="" if ema is None else core.publish_model(ema, version=0),
+                model_sha256="" if ema is None else core.publish_model([one.average for one in arrays], version=0),
             )
             with core.changed:
-                note = core.note(step(core.state, event)[0].durable(), outer, event="")
-            written = write_state(outer, note=note, folder=core.store.states, point=core.store.point)
-            core.store.keep(written)
+                ledger = step(core.state, event)[0].durable()
+            written = {
+                fragment: core.write_fragment(ledger, one, fragment=fragment, event="")
+                for fragment, one in enumerate(arrays)
+            }
             with core.changed:
                 self._check_generation(header.learner, header.generation)
-                core.apply(event, save=lambda newest: core.store.commit(newest, state=written))
-                core.outer = outer
+                core.apply(event, save=lambda newest: core.store.commit(newest, states=written))
+                core.arrays = arrays
             core.journal.note(f"learner {header.learner} seeded version 0")
 
     def reserve_part(self, header: PartHeader) -> Slot | None:
@@ -137,29 +167,57 @@ class Desk:
         core = self._core
         with core.changed:
             self._check_generation(header.learner, header.generation)
-            if core.outer is None:
+            if not core.arrays:
                 raise Refusal("unseeded", "version 0 is not committed yet")
-            if self._is_answered(header.learner, header.generation, header.seq):
+            agreed = core.settings.config.codec, core.settings.config.ema == "learners"
+            if (header.codec, header.has_ema) != agreed:
+                averages = "without" if header.has_ema else "with"
+                text = f"the part is {header.codec}, this run's are {agreed[0]}"
+                if header.has_ema != agreed[1]:
+                    text = f"this run's parts come {averages} averaged weights"
+                raise Refusal("codec", text, hint="start all learners and the syncer from the same plan")
+            if self._is_answered(header.learner, header.generation, header.seq, fragment=header.fragment):
                 return None
-            found = look_up(core.state, learner=header.learner, generation=header.generation, seq=header.seq, digest="")
-            if isinstance(found, Refuse) and found.reason == "contribution_pending":
+            found = look_up(
+                core.state,
+                learner=header.learner,
+                generation=header.generation,
+                seq=header.seq,
+                digest="",
+                fragment=header.fragment,
+            )
+            if isinstance(found, Refuse) and found.reason in {"contribution_pending", "bad_request"}:
                 raise Refusal(found.reason, found.message)
             # Under the lock: between this look and the reservation nothing may be accepted that the part would replace.
             return core.staging.reserve(header, layout=core.require_layout())
 
-    def finish_part(self, slot: Slot, *, received: bool) -> None:
-        """The part was received and verified, or it did not come through."""
-        if received:
-            self._core.staging.finish(slot)
-        else:
-            self._core.staging.release(slot)
+    def find_upload(self, key: str) -> Slot | None:
+        """The room that waits for a body, by the key its opening was answered with."""
+        return self._core.staging.find(key)
 
-    def part_state(self, *, learner: str, generation: int, seq: int, rank: int) -> str:
+    def finish_part(self, slot: Slot) -> None:
+        """The part was received and verified."""
+        self._core.staging.finish(slot)
+
+    def reserve_seed(self, header: SeedHeader) -> Slot | None:
+        """Room for the initial weights; none if exactly these were taken before."""
+        layout = self.check_seed(header)
+        return None if layout is None else self._core.staging.reserve_seed(header, layout=layout)
+
+    def finish_seed(self, slot: Slot) -> None:
+        """The initial weights were received and verified: commit version 0."""
+        header, values = slot.header, slot.upload.data.view("<f4")
+        assert isinstance(header, SeedHeader)
+        cut = len(values) // (2 if header.has_ema else 1)
+        self.seed(header, theta=values[:cut], ema=values[cut:] if header.has_ema else None)
+        self._core.staging.finish(slot)
+
+    def part_state(self, *, learner: str, generation: int, fragment: int, seq: int, rank: int) -> str:
         """`answered`, `held` or `missing`: whether the sender may forget a part, keeps it, or sends it again."""
         with self._core.changed:
-            if self._is_answered(learner, generation, seq):
+            if self._is_answered(learner, generation, seq, fragment=fragment):
                 return "answered"
-        held = self._core.staging.holds(learner=learner, generation=generation, seq=seq, rank=rank)
+        held = self._core.staging.holds(learner=learner, generation=generation, fragment=fragment, seq=seq, rank=rank)
         return "held" if held else "missing"
 
     def commit(self, contribution: Contribution, *, wait_seconds: float) -> Verdict | None:
@@ -176,6 +234,7 @@ class Desk:
                     generation=contribution.generation,
                     seq=contribution.seq,
                     digest=digest,
+                    fragment=contribution.fragment,
                 )
                 if found is None and data is not None:
                     found = self._offer(contribution, digest, data)
@@ -202,21 +261,26 @@ class Desk:
             )
             return self.status()
 
-    def weights(self, version: int) -> Floats:
-        """Theta of a version; earlier ones while their state is kept."""
+    def weights(self, version: int, *, fragment: int = 0) -> tuple[Floats, int]:
+        """A fragment's weights of its version, and its first element; earlier ones while their state is kept."""
         core = self._core
+        layout = core.require_layout()
+        if fragment >= layout.fragments:
+            raise Refusal("bad_request", f"there is no fragment {fragment} of {layout.fragments}")
+        first = layout.fragment_range(fragment)[0]
         with core.changed:
-            current, outer = core.state.version, core.outer
-        if outer is not None and version == current:
-            return outer.theta
-        earlier = core.store.read_version(version) if 0 <= version < current else None
+            current = core.state.versions[fragment]
+            newest = core.arrays[fragment].outer.theta if core.arrays else None
+        if newest is not None and version == current:
+            return newest, first
+        earlier = core.store.read_version(version, fragment=fragment) if 0 <= version < current else None
         if earlier is None:
             raise Refusal(
                 "unknown_version",
-                f"version {version} is not here; the newest is {current}",
+                f"version {version} of fragment {fragment} is not here; the newest is {current}",
                 hint="adopt the newest version",
             )
-        return earlier
+        return earlier, first
 
     def open_model(self, digest: str) -> BinaryIO:
         """A published model's file, while it is kept."""
@@ -224,45 +288,17 @@ class Desk:
 
     def status(self) -> Status:
         """Which round, who is waited for, and until when."""
-        core = self._core
-        with core.changed:
-            state, ledger, current, now = core.state, core.state.ledger, core.state.round, core.clock()
-            members = [
-                MemberStatus(
-                    learner=name,
-                    generation=one.generation,
-                    state=one.state,
-                    lease_age_seconds=round(now - one.heard, 3),
-                    step=one.step,
-                    pending_samples=one.pending,
-                    merged_samples=one.record.merged_samples,
-                    discarded_samples=one.record.discarded_samples,
-                )
-                for name, one in sorted(state.members.items())
-            ]
-            return Status(
-                run=state.rules.run,
-                epoch=state.epoch,
-                version=ledger.version,
-                state="FINAL" if ledger.final else "SERVING" if ledger.version >= 0 else "SEEDING",
-                stage=current.stage if current else "",
-                round=current.number if current else ledger.version,
-                arrived=sorted(current.arrivals) if current else [],
-                waiting_for=state.waiting_for,
-                until=core.until(),
-                members=members,
-                samples_total=ledger.samples_total,
-                target_samples=state.rules.target_samples,
-                model_sha256=ledger.model_sha256,
-                theta_sha256=ledger.theta_sha256,
-                final=ledger.final,
-                seed_from=state.rules.home if ledger.version < 0 else "",
-                alarm=core.alarm,
-            )
+        with self._core.changed:
+            return describe_status(self._core)
 
-    def _read_layout(self, shapes: dict[str, list[int]], fingerprint: str) -> Layout:
+    def metrics(self, status: Status) -> bytes:
+        """The status and the merges so far in Prometheus' text form."""
+        with self._core.changed:
+            return self._core.metrics.render(status, verdicts=self._core.verdicts)
+
+    def _read_layout(self, shapes: dict[str, list[int]], buffers: dict[str, list[int]], fingerprint: str) -> Layout:
         try:
-            layout = Layout.from_shapes(shapes)
+            layout = Layout.from_shapes(shapes, buffers=buffers, fragments=self._core.settings.config.fragments)
         except ValueError as error:
             raise Refusal("bad_request", f"the layout cannot be: {error}") from error
         if layout.fingerprint != fingerprint:
@@ -281,20 +317,23 @@ class Desk:
         if isinstance(found, Refuse) and found.reason == "unregistered":
             raise Refusal(found.reason, found.message)
 
-    def _is_answered(self, learner: str, generation: int, seq: int) -> bool:
+    def _is_answered(self, learner: str, generation: int, seq: int, *, fragment: int) -> bool:
         member = self._core.state.members.get(learner)
-        if member is None:
+        if member is None or not 0 <= fragment < len(member.record.places):
             return False
-        known = member.record.answered
+        known = member.record.places[fragment].answered
         return known is not None and known.generation == generation and known.seq >= seq
 
     def _offer(self, contribution: Contribution, digest: str, data: Assembled) -> Effect | None:
         core = self._core
-        if not core.staging.is_current(contribution.learner, generation=contribution.generation, seq=contribution.seq):
-            raise Refusal("superseded", f"a newer contribution of learner {contribution.learner!r} is on its way")
+        learner, generation, seq = contribution.learner, contribution.generation, contribution.seq
+        if not core.staging.is_current(learner, generation=generation, seq=seq, fragment=contribution.fragment):
+            raise Refusal("superseded", f"a newer contribution of learner {learner!r} is on its way")
         problem = data.problem
         if contribution.fingerprint != core.require_layout().fingerprint:
             problem = f"it was cut from another layout ({contribution.fingerprint[:12]})"
+        elif not problem and core.settings.config.ema == "learners" and not len(data.ema):
+            problem = "it has no averaged weights, which this run publishes"
         event = Contributed(
             now=core.clock(),
             learner=contribution.learner,
@@ -305,7 +344,10 @@ class Desk:
             samples=contribution.samples,
             cursor=contribution.cursor,
             norm=data.norm,
+            fragment=contribution.fragment,
+            steps=contribution.steps,
             discarded_samples=contribution.discarded_samples,
+            last=contribution.last,
             problem=problem,
         )
         effects = core.apply(event)
@@ -313,35 +355,66 @@ class Desk:
 
     def _answer(self, contribution: Contribution, answered: Answered) -> Verdict:
         core = self._core
-        if answered.kind != "fenced":
-            core.staging.drop(contribution.learner, generation=contribution.generation, seq=contribution.seq)
-        ledger = core.state.ledger
+        fragment, ledger = contribution.fragment, core.state.ledger
+        if answered.kind == "fenced":
+            core.verdicts["fenced"] += 1
+        else:
+            core.staging.drop(
+                contribution.learner, generation=contribution.generation, seq=contribution.seq, fragment=fragment
+            )
+        record = ledger.fragments[fragment]
         return Verdict(
             kind=answered.kind,
-            version=ledger.version,
+            version=record.version,
             samples_total=ledger.samples_total,
             final=ledger.final,
-            theta_sha256=ledger.theta_sha256,
+            theta_sha256=record.theta_sha256,
             reason=answered.reason,
             round=answered.round,
             round_members=answered.round_members,
+            fragment=fragment,
+            draining=ledger.draining,
+            staleness=answered.staleness,
         )
 
     def _describe(self, learner: str) -> Registration:
         core = self._core
         state, ledger = core.state, core.state.ledger
-        member = state.members[learner]
+        record = state.members[learner].record
+        fragments = [
+            FragmentPlace(
+                version=fragment.version,
+                last_seq=place.last_seq,
+                cursor=place.cursor,
+                merged_samples=place.merged_samples,
+                discarded_samples=place.discarded_samples,
+                contribution_pending=bool(state.rounds) and learner in state.rounds[index].arrivals,
+                theta_sha256=fragment.theta_sha256,
+            )
+            for index, (fragment, place) in enumerate(zip(ledger.fragments, record.places, strict=True))
+        ]
         return Registration(
-            generation=member.generation,
+            generation=record.generation,
             epoch=state.epoch,
             version=ledger.version,
             samples_total=ledger.samples_total,
-            last_seq=member.record.last_seq,
-            cursor=member.record.cursor,
-            merged_samples=member.record.merged_samples,
-            discarded_samples=member.record.discarded_samples,
-            contribution_pending=state.round is not None and learner in state.round.arrivals,
+            last_seq=max(one.last_seq for one in fragments),
+            cursor=min(one.cursor for one in fragments),
+            merged_samples=record.merged_samples,
+            discarded_samples=record.discarded_samples,
+            contribution_pending=any(one.contribution_pending for one in fragments),
             seed_needed=ledger.version < 0 and learner == state.rules.home,
             final=ledger.final,
             theta_sha256=ledger.theta_sha256,
+            fragments=fragments,
+            draining=ledger.draining,
         )
+
+
+def _cut(layout: Layout, *, theta: Floats, average: Floats) -> list[FragmentState]:
+    """Version 0 of each fragment."""
+    places = [layout.fragment_range(fragment) for fragment in range(layout.fragments)]
+    return [
+        FragmentState(outer=OuterState.start(theta[start : start + length]), average=average[start : start + length])
+        for start, length in places
+    ]

@@ -5,7 +5,8 @@ Times are seconds on the clock that the shell injects; they are only ever compar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from training.sync.messages import Answered
@@ -25,6 +26,8 @@ class Heartbeat:
     step: int = 0
     pending: int = 0
     step_seconds: float = 0.0
+    in_flight_steps: int = 0
+    blocked_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,17 @@ class Leave:
     now: float
     learner: str
     generation: int
-    discarded_samples: int = 0
+    discarded: tuple[int, ...] = ()
+    """Samples by fragment; one number counts for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """A learner of a run that is draining has nothing more to send."""
+
+    now: float
+    learner: str
+    generation: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +54,8 @@ class Seeded:
 
     now: float
     seed_sha256: str
-    theta_sha256: str
+    theta_sha256: tuple[str, ...]
+    """By fragment."""
     fingerprint: str
     model_sha256: str = ""
 
@@ -59,7 +73,10 @@ class Contributed:
     samples: int
     cursor: int
     norm: float
+    fragment: int = 0
+    steps: int = 0
     discarded_samples: int = 0
+    last: bool = False
     problem: str = ""
 
 
@@ -70,26 +87,42 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeDone:
-    """The next weights are computed."""
+    """The fragment's next weights are computed."""
+
+    now: float
+    fragment: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Committed:
-    """The next weights are in a state file; HEAD names it together with the ledger that this event makes."""
+    """The fragment's next weights are in a state file; HEAD names it together with the ledger that this event makes."""
 
     now: float
     theta_sha256: str
     model_sha256: str
+    """Empty if this merge publishes no model."""
+    fragment: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """The next weights are being served: the next round opens."""
+    """The fragment's next weights are being served: its next round opens."""
 
     now: float
+    fragment: int = 0
 
 
-Event = Register | Heartbeat | Leave | Seeded | Contributed | Tick | MergeDone | Committed | Published
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The run has drained and its model is in a file: HEAD says that it is final."""
+
+    now: float
+    model_sha256: str
+
+
+Event = (
+    Register | Heartbeat | Leave | Drained | Seeded | Contributed | Tick | MergeDone | Committed | Published | Finished
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +134,13 @@ class SaveLedger:
 class StartMerge:
     """The round is sealed."""
 
+    fragment: int
     round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The run has drained: publish its model, then say `Finished`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +165,9 @@ class Refuse:
 
 @dataclass(frozen=True, kw_only=True)
 class Announce:
-    """Who is waited for has changed."""
+    """Who is waited for in a fragment has changed."""
+
+    fragment: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,4 +178,4 @@ class Remark:
     text: str
 
 
-Effect = SaveLedger | StartMerge | Answer | Wait | Refuse | Announce | Remark
+Effect = SaveLedger | StartMerge | Finish | Answer | Wait | Refuse | Announce | Remark

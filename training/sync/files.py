@@ -8,19 +8,20 @@ and what is not here (any more) is fetched from there.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spec.errors import RefusedError, UnreachableError
 from storage import Bucket, MissingError
 from training.sync.layout import Floats
-from training.sync.state import read_weights
+from training.sync.state import read_weights, state_prefix
 from training.sync.tensors import Point, Written, hash_file, no_point
 
 MODELS_KEPT = 8
 """Published models that stay: evaluation may lag some rounds behind."""
-_STATE = re.compile(r"state-(\d{8})-\d{6}\.safetensors")
+_STATE = re.compile(r"state-(\d{2})-\d{8}-\d{6}\.safetensors")
+"""Fragment, its version, epoch of the writer; see `training.sync.state`."""
 _SUFFIX = ".safetensors"
 
 
@@ -76,9 +77,9 @@ class Files:
                 self._copies.fetch(_key(path), path, sha256=digest)
         return path
 
-    def read_version(self, version: int) -> Floats | None:
-        """Weights of an earlier version, while its state is kept."""
-        prefix = f"state-{version:08d}-"
+    def read_version(self, version: int, *, fragment: int) -> Floats | None:
+        """Weights of an earlier version of a fragment, while its state is kept."""
+        prefix = state_prefix(fragment, version)
         names = [path.name for path in self.states.glob(f"{prefix}*{_SUFFIX}")]
         if not names and self._copies is not None:
             with later():
@@ -93,13 +94,14 @@ class Files:
             return read_weights(path)
         return None
 
-    def prune(self, *, state: str, model: str) -> None:
-        """Remove states older than the newest few, and all but the newest models. `state` and `model` count now.
+    def prune(self, *, states: Sequence[str], model: str) -> None:
+        """Remove each fragment's states older than the newest few, and all but the newest models. `states`, one of each
+        fragment, and `model` count now.
 
         A state that is newer is never touched: a syncer that has been replaced without knowing it yet may be here.
         """
-        states = [path.name for path in self.states.iterdir()]
-        for name in self._old_states(states, state=state):
+        here = [path.name for path in self.states.iterdir()]
+        for name in self._old_states(here, states=states):
             (self.states / name).unlink(missing_ok=True)
         models = [(path.stat().st_mtime_ns, path.name) for path in self.models.glob(f"*{_SUFFIX}")]
         for name in _old_models(models, model=model):
@@ -107,8 +109,8 @@ class Files:
         if self._copies is None:
             return
         with later():
-            states = _names(self._copies, self.states)
-            self._copies.delete(_key(self.states / name) for name in self._old_states(states, state=state))
+            here = _names(self._copies, self.states)
+            self._copies.delete(_key(self.states / name) for name in self._old_states(here, states=states))
             kept = [(entry.modified, entry.key.rpartition("/")[2]) for entry in self._copies.list(self.models.name)]
             self._copies.delete(_key(self.models / name) for name in _old_models(kept, model=model))
 
@@ -118,14 +120,24 @@ class Files:
             for path in folder.glob("*.tmp"):
                 path.unlink(missing_ok=True)
 
-    def _old_states(self, names: Iterable[str], *, state: str) -> list[str]:
-        ours = sorted((name for name in names if _STATE.fullmatch(name) and name <= state), reverse=True)
-        return ours[self._keep_states :]
+    def _old_states(self, names: Collection[str], *, states: Sequence[str]) -> list[str]:
+        old: list[str] = []
+        for state in states:
+            mine = _fragment(state)
+            ours = sorted((name for name in names if _fragment(name) == mine and name <= state), reverse=True)
+            old += ours[self._keep_states :]
+        return old
 
 
 def _old_models(models: Iterable[tuple[float, str]], *, model: str) -> list[str]:
     newest = sorted(models, reverse=True)
     return [name for _, name in newest[MODELS_KEPT:] if name != f"{model}{_SUFFIX}"]
+
+
+def _fragment(name: str) -> str:
+    """Which fragment a state is of; empty if it is something else."""
+    found = _STATE.fullmatch(name)
+    return found[1] if found else ""
 
 
 def _key(path: Path) -> str:

@@ -25,6 +25,8 @@ class Journal:
         self._wall = wall
         self._lock = threading.Lock()
         self._backlog: list[bytes] = []
+        self.observers: list[Callable[[Any], None]] = []
+        """Told of every event, whether it could be written or not."""
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -32,6 +34,8 @@ class Journal:
 
     def emit(self, event: Any) -> None:
         """Append one event, after those that could not be written before."""
+        for tell in self.observers:
+            tell(event)
         with self._lock:
             self._backlog = [*self._backlog, write_event(event).encode()][-_BACKLOG:]
             try:

@@ -1,7 +1,11 @@
 """Rounds and membership as a pure state machine: `step(state, event) -> (state, effects)` (cross-region.md 8.4, 8.5,
-8.7).
+8.7). Each fragment of the model has rounds of its own:
 
     OPEN -> SEALED -> MERGED -> DURABLE -> (published) -> OPEN of the next round
+
+Barrier: a round waits for everybody who was active when it opened, at its deadline for a quorum. Decoupled: a window
+opens with the first arrival and closes when a quorum is there and the grace is over; a run that reaches its target
+drains: what is in flight is merged, then every learner's last contribution, then the run is final.
 
 Promises: a contribution gets one verdict and keeps it, an accepted one is merged exactly once whatever happens to its
 sender, a sealed round never changes. Must not read a clock, a file or a socket. The shell carries out the effects in
@@ -10,18 +14,20 @@ order; if `SaveLedger` fails it forgets the new state.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 from msgspec.structs import replace as change
 
+from training.sync import offers
 from training.sync.events import (
     Announce,
-    Answer,
     Committed,
     Contributed,
+    Drained,
     Effect,
     Event,
+    Finish,
+    Finished,
     Heartbeat,
     Leave,
     MergeDone,
@@ -33,36 +39,45 @@ from training.sync.events import (
     Seeded,
     StartMerge,
     Tick,
-    Wait,
 )
-from training.sync.members import DEAD_AFTER_LEASES, MISTAKES, Arrival, Member, Stage, State, open_round
-from training.sync.messages import Answered, MemberRecord, VerdictKind
+from training.sync.members import (
+    DEAD_AFTER_LEASES,
+    Member,
+    Round,
+    Stage,
+    State,
+    longest_patience,
+    new_member,
+    open_all,
+    open_round,
+    patience,
+    put_place,
+)
+from training.sync.messages import Answered, FragmentRecord, PlaceRecord
+from training.sync.offers import Outcome, find_fence, look_up
 
-Outcome = tuple[State, tuple[Effect, ...]]
+__all__ = ["look_up", "step"]
 _EMA_SHARE = 0.3
-"""Weight of the newest round in the running mean of round times."""
+"""Weight of the newest value in running means of seconds."""
 
 
 def step(state: State, event: Event) -> Outcome:
     """What one event makes of the state."""
     after, effects = _apply(state, event)
-    after, sealed = _seal_if_complete(after)
-    effects = (*effects, *sealed)
-    if _view(after) != _view(state):
-        effects = (*effects, Announce())
-    return after, effects
+    for fragment in range(len(after.rounds)):
+        after, closed = _close_if_due(after, fragment, now=event.now)
+        effects = (*effects, *closed)
+    after, finish = _finish_if_drained(after, now=event.now)
+    changed = [one for one in range(state.rules.fragments) if _view(after, one) != _view(state, one)]
+    return after, (*effects, *finish, *(Announce(fragment=one) for one in changed))
 
 
-def _view(state: State) -> object:
-    if state.round is None:
+def _view(state: State, fragment: int) -> object:
+    current = state.round(fragment)
+    if current is None:
         return None
-    return (
-        state.round.number,
-        sorted(state.round.arrivals),
-        state.waiting_for,
-        state.round.deadline,
-        state.round.stage == "OPEN",
-    )
+    waiting = state.waiting_for(fragment)
+    return current.number, sorted(current.arrivals), waiting, current.deadline, current.stage == "OPEN"
 
 
 def _apply(state: State, event: Event) -> Outcome:
@@ -73,18 +88,22 @@ def _apply(state: State, event: Event) -> Outcome:
             return _heartbeat(state, event)
         case Leave():
             return _leave(state, event)
+        case Drained():
+            return _drained(state, event)
         case Seeded():
             return _seed(state, event)
         case Contributed():
-            return _contribute(state, event)
+            return offers.contribute(state, event)
         case Tick():
             return _tick(state, event)
         case MergeDone():
-            return _advance(state, "SEALED", "MERGED"), ()
+            return _advance(state, event.fragment, "SEALED", "MERGED"), ()
         case Committed():
             return _commit(state, event)
         case Published():
             return _publish(state, event)
+        case Finished():
+            return _finish(state, event)
 
 
 # --- membership
@@ -93,53 +112,30 @@ def _apply(state: State, event: Event) -> Outcome:
 def _register(state: State, event: Register) -> Outcome:
     if event.learner not in state.rules.learners:
         known = ", ".join(state.rules.learners)
-        return state, (
-            Refuse(
-                reason="unknown_learner",
-                message=f"run {state.rules.run} has no learner {event.learner!r}, only {known}",
-            ),
-        )
+        message = f"run {state.rules.run} has no learner {event.learner!r}, only {known}"
+        return state, (Refuse(reason="unknown_learner", message=message),)
     old = state.members.get(event.learner)
-    record = old.record if old else MemberRecord(learner=event.learner)
-    record = change(record, generation=record.generation + 1, left=False)
+    record = old.record if old else new_member(event.learner, fragments=state.rules.fragments)
+    record = change(record, generation=record.generation + 1, left=False, drained=[])
     after = state.put(Member(record=record, state="active", heard=event.now))
     return _join(after, event.learner), (SaveLedger(),)
 
 
 def _join(state: State, learner: str) -> State:
-    """Take a learner into the open round: before the first arrival, or in the first round if the plan expects it."""
-    current = state.round
-    if current is None or current.stage != "OPEN" or learner in current.arrivals:
-        return state
-    if current.arrivals and learner not in current.expected:
-        return state
-    others = frozenset(one for one in current.members if one[0] != learner)
-    members = others | {(learner, state.members[learner].generation)}
-    return replace(state, round=replace(current, members=members))
-
-
-def _fence(state: State, learner: str, generation: int) -> Refuse | None:
-    member = state.members.get(learner)
-    if member is None or generation > member.generation:
-        return Refuse(
-            reason="unregistered",
-            message=f"learner {learner!r} has no generation {generation} here; it has to register",
-        )
-    if generation < member.generation:
-        return Refuse(
-            reason="fenced",
-            message=f"a newer process speaks for learner {learner!r} (generation {member.generation} > {generation})",
-        )
-    if member.state == "dead":
-        return Refuse(
-            reason="fenced",
-            message=f"learner {learner!r} was silent for {DEAD_AFTER_LEASES} leases; it has to register anew",
-        )
-    return None
+    """Take a learner into open rounds: before the first arrival, or in the first round if the plan expects it."""
+    for current in state.rounds:
+        if current.stage != "OPEN" or learner in current.arrivals:
+            continue
+        if current.arrivals and learner not in current.expected:
+            continue
+        others = frozenset(one for one in current.members if one[0] != learner)
+        members = others | {(learner, state.members[learner].generation)}
+        state = state.put_round(replace(current, members=members))
+    return state
 
 
 def _heartbeat(state: State, event: Heartbeat) -> Outcome:
-    refusal = _fence(state, event.learner, event.generation)
+    refusal = find_fence(state, event.learner, event.generation)
     if refusal:
         return state, (refusal,)
     member = state.members[event.learner]
@@ -150,6 +146,8 @@ def _heartbeat(state: State, event: Heartbeat) -> Outcome:
         step=event.step,
         pending=event.pending,
         step_seconds=event.step_seconds,
+        in_flight_steps=event.in_flight_steps,
+        blocked_seconds=event.blocked_seconds,
         state="active" if back else member.state,
     )
     after = state.put(member)
@@ -159,156 +157,33 @@ def _heartbeat(state: State, event: Heartbeat) -> Outcome:
 
 
 def _leave(state: State, event: Leave) -> Outcome:
-    refusal = _fence(state, event.learner, event.generation)
+    refusal = find_fence(state, event.learner, event.generation)
     if refusal:
         return state, (refusal,)
     member = state.members[event.learner]
-    discarded = max(member.record.discarded_samples, event.discarded_samples)
-    record = change(member.record, left=True, discarded_samples=discarded)
+    places = [
+        change(place, discarded_samples=max(place.discarded_samples, _of_fragment(event.discarded, fragment)))
+        for fragment, place in enumerate(member.record.places)
+    ]
+    record = change(member.record, left=True, places=places)
     return state.put(replace(member, record=record, state="left", heard=event.now)), (SaveLedger(),)
 
 
-# --- rounds
+def _of_fragment(counts: tuple[int, ...], fragment: int) -> int:
+    """One number counts for all fragments."""
+    return counts[min(fragment, len(counts) - 1)] if counts else 0
 
 
-def _seed(state: State, event: Seeded) -> Outcome:
-    if state.version >= 0:
-        message = f"version {state.version} is committed; a seed is taken for version 0 only"
-        return state, (Refuse(reason="seed_refused", message=message),)
-    ledger = change(
-        state.ledger,
-        version=0,
-        seed_sha256=event.seed_sha256,
-        theta_sha256=event.theta_sha256,
-        fingerprint=event.fingerprint,
-        model_sha256=event.model_sha256,
-    )
-    after = replace(state, ledger=ledger)
-    return replace(after, round=open_round(after, now=event.now)), (SaveLedger(),)
-
-
-def look_up(state: State, *, learner: str, generation: int, seq: int, digest: str) -> Answer | Wait | Refuse | None:
-    """What is known of a contribution without its data; none if its data has to be looked at."""
-    refusal = _fence(state, learner, generation)
-    if refusal and refusal.reason == "fenced":
-        return Answer(
-            answered=Answered(
-                generation=generation, seq=seq, digest=digest, kind="fenced", round=0, reason=refusal.message
-            )
-        )
+def _drained(state: State, event: Drained) -> Outcome:
+    refusal = find_fence(state, event.learner, event.generation)
     if refusal:
-        return refusal
-    conflict = Refuse(
-        reason="conflict",
-        message=f"contribution {seq} of learner {learner!r}, generation {generation}, is here with other content",
-    )
-    known = state.members[learner].record.answered
-    if known and (known.generation, known.seq) == (generation, seq):
-        return Answer(answered=known) if known.digest == digest else conflict
-    waiting = state.round.arrivals.get(learner) if state.round else None
-    if waiting is None:
-        return None
-    if (waiting.generation, waiting.seq) == (generation, seq):
-        return Wait() if waiting.digest == digest else conflict
-    message = (
-        f"contribution {waiting.seq} of generation {waiting.generation} of learner {learner!r} waits in this round"
-    )
-    return Refuse(reason="contribution_pending", message=message)
-
-
-def _contribute(state: State, event: Contributed) -> Outcome:
-    known = look_up(state, learner=event.learner, generation=event.generation, seq=event.seq, digest=event.digest)
-    if known:
-        return state, (known,)
-    member, current = state.members[event.learner], state.round
-    problem = _find_problem(state, member.record, event)
-    if problem:
-        return _mistake(state, member, event, problem)
-    if state.ledger.final:
-        return _record(state, member, _answer(event, "late", reason="the run is final"))
-    if current is None or current.stage != "OPEN":
-        return state, (Wait(),)
-    if event.base_version < state.version:
-        reason = f"based on version {event.base_version}, version {state.version} is merged"
-        return _record(state, member, _answer(event, "late", reason=reason))
-    return _accept(state, event), ()
-
-
-def _find_problem(state: State, record: MemberRecord, event: Contributed) -> str:
-    """Why a contribution can never be merged."""
-    if event.problem:
-        return event.problem
-    if event.base_version > state.version or event.base_version < 0:
-        return f"based on version {event.base_version}, but the newest is {state.version}"
-    if event.samples < 1:
-        return f"it claims {event.samples} samples"
-    if event.seq <= record.last_seq:
-        return f"sequence {event.seq} is not above the last merged one, {record.last_seq}"
-    norms = state.ledger.norms
-    if len(norms) >= state.rules.norm_minimum:
-        limit = state.rules.norm_factor * statistics.median(norms)
-        if event.norm > limit > 0:
-            usual = limit / state.rules.norm_factor
-            return f"its norm is {event.norm:.3g}, more than {state.rules.norm_factor:g} times the usual {usual:.3g}"
-    return ""
-
-
-def _answer(event: Contributed, kind: VerdictKind, *, reason: str) -> Answered:
-    return Answered(generation=event.generation, seq=event.seq, digest=event.digest, kind=kind, round=0, reason=reason)
-
-
-def _record(state: State, member: Member, answered: Answered, *, invalid_in_row: int | None = None) -> Outcome:
-    record = change(member.record, answered=answered)
-    if invalid_in_row is not None:
-        record = change(record, invalid_in_row=invalid_in_row)
-    return state.put(replace(member, record=record)), (Answer(answered=answered),)
-
-
-def _mistake(state: State, member: Member, event: Contributed, problem: str) -> Outcome:
-    in_row = member.record.invalid_in_row + 1
-    text = f"contribution {event.seq} of learner {event.learner} is invalid: {problem}"
-    if in_row >= MISTAKES:
-        member = replace(member, state="quarantined")
-        text += f"; that was number {in_row} in a row, the learner is quarantined"
-    after, effects = _record(state, member, _answer(event, "invalid", reason=problem), invalid_in_row=in_row)
-    return after, (*effects, Remark(level="warning", text=text))
-
-
-def _accept(state: State, event: Contributed) -> State:
-    assert state.round is not None
-    arrival = Arrival(
-        learner=event.learner,
-        generation=event.generation,
-        seq=event.seq,
-        digest=event.digest,
-        samples=event.samples,
-        cursor=event.cursor,
-        base_version=event.base_version,
-        discarded_samples=event.discarded_samples,
-        norm=event.norm,
-        when=event.now,
-    )
-    deadline = state.round.deadline if state.round.arrivals else event.now + _patience(state)
-    arrivals = {**state.round.arrivals, event.learner: arrival}
-    return replace(state, round=replace(state.round, arrivals=arrivals, deadline=deadline))
-
-
-def _patience(state: State) -> float:
-    return max(state.rules.round_deadline, 3 * state.ledger.round_seconds)
-
-
-def _seal_if_complete(state: State) -> Outcome:
-    """All that are waited for have arrived."""
-    current = state.round
-    if current is None or current.stage != "OPEN" or not current.arrivals or state.waiting_for:
-        return state, ()
-    return _seal(state)
-
-
-def _seal(state: State) -> Outcome:
-    assert state.round is not None
-    sealed = _advance(state, "OPEN", "SEALED")
-    return sealed, (StartMerge(round=state.round.number),)
+        return state, (refusal,)
+    if not state.ledger.draining:
+        message = f"run {state.rules.run} is not draining: learner {event.learner!r} has to go on"
+        return state, (Refuse(reason="not_draining", message=message),)
+    member = state.members[event.learner]
+    record = change(member.record, drained=list(range(state.rules.fragments)))
+    return state.put(replace(member, record=record, heard=event.now)), (SaveLedger(),)
 
 
 def _tick(state: State, event: Tick) -> Outcome:
@@ -322,93 +197,178 @@ def _tick(state: State, event: Tick) -> Outcome:
         age = event.now - member.heard
         if member.state == "active" and age > state.rules.lease:
             member = replace(member, state="suspect")
-            effects.append(
-                Remark(level="warning", text=f"learner {name} has been silent for {age:.1f} s and is not waited for")
-            )
+            text = f"learner {name} has been silent for {age:.1f} s and is not waited for"
+            effects.append(Remark(level="warning", text=text))
         if member.state == "suspect" and age > DEAD_AFTER_LEASES * state.rules.lease:
             member = replace(member, state="dead")
-            effects.append(
-                Remark(
-                    level="warning",
-                    text=f"learner {name} has been silent for {age:.1f} s; generation {member.generation} is fenced",
-                )
-            )
+            text = f"learner {name} has been silent for {age:.1f} s; generation {member.generation} is fenced"
+            effects.append(Remark(level="warning", text=text))
         members[name] = member
-    after = replace(state, members=members, ticked=event.now)
-    current = after.round
-    if (
-        current is None
-        or current.stage != "OPEN"
-        or current.deadline is None
-        or event.now < current.deadline
-        or not after.waiting_for
-    ):
-        return after, tuple(effects)
-    if len(current.arrivals) >= after.quorum:
-        missing = ", ".join(after.waiting_for)
-        effects.append(Remark(level="warning", text=f"round {current.number} closes at its deadline without {missing}"))
-        after, sealed = _seal(after)
-        return after, (*effects, *sealed)
-    share = f"{len(current.arrivals)} of {after.quorum} contributions"
-    missing = ", ".join(after.waiting_for)
-    text = f"round {current.number} has {share} at its deadline {current.attempt}; it waits for {missing}"
-    effects.append(Remark(level="error", text=text))
-    longer = replace(current, attempt=current.attempt + 1, deadline=event.now + _patience(after))
-    return replace(after, round=longer), tuple(effects)
+    return replace(state, members=members, ticked=event.now), tuple(effects)
 
 
-def _advance(state: State, before: Stage, stage: Stage) -> State:
-    assert state.round is not None
-    assert state.round.stage == before, f"round {state.round.number} is {state.round.stage}, not {before}"
-    return replace(state, round=replace(state.round, stage=stage))
+# --- rounds
+
+
+def _seed(state: State, event: Seeded) -> Outcome:
+    if state.version >= 0:
+        message = f"version {state.version} is committed; a seed is taken for version 0 only"
+        return state, (Refuse(reason="seed_refused", message=message),)
+    ledger = change(
+        state.ledger,
+        fragments=[FragmentRecord(version=0, theta_sha256=one) for one in event.theta_sha256],
+        seed_sha256=event.seed_sha256,
+        fingerprint=event.fingerprint,
+        model_sha256=event.model_sha256,
+    )
+    return open_all(replace(state, ledger=ledger), now=event.now), (SaveLedger(),)
+
+
+def _close_if_due(state: State, fragment: int, *, now: float) -> Outcome:
+    """Seal a round when all that are waited for have arrived, or its deadline has passed with a quorum."""
+    current = state.rounds[fragment]
+    if current.stage != "OPEN" or not current.arrivals:
+        return state, ()
+    waiting = state.waiting_for(fragment)
+    if not waiting:
+        return _seal(state, current, now=now)
+    if current.deadline is None or now < current.deadline:
+        return state, ()
+    missing = ", ".join(waiting)
+    # A decoupled window never waits for ever: those who could fill it may be waiting for another one.
+    if state.rules.decoupled or len(current.arrivals) >= state.quorum:
+        after, sealed = _seal(state, current, now=now)
+        if current.quorum_at is not None:
+            return after, sealed
+        text = f"{_name(state, current)} closes at its deadline without {missing}"
+        return after, (Remark(level="warning", text=text), *sealed)
+    share = f"{len(current.arrivals)} of {state.quorum} contributions"
+    text = f"{_name(state, current)} has {share} at its deadline {current.attempt}; it waits for {missing}"
+    longer = replace(current, attempt=current.attempt + 1, deadline=now + patience(state, fragment))
+    return state.put_round(longer), (Remark(level="error", text=text),)
+
+
+def _name(state: State, current: Round) -> str:
+    part = f" of fragment {current.fragment}" if state.rules.fragments > 1 else ""
+    return f"round {current.number}{part}"
+
+
+def _seal(state: State, current: Round, *, now: float) -> Outcome:
+    sealed = replace(current, stage="SEALED", sealed=now, active=len(state.active))
+    return state.put_round(sealed), (StartMerge(fragment=current.fragment, round=current.number),)
+
+
+def _advance(state: State, fragment: int, before: Stage, stage: Stage) -> State:
+    current = state.rounds[fragment]
+    assert current.stage == before, f"round {current.number} is {current.stage}, not {before}"
+    return state.put_round(replace(current, stage=stage))
 
 
 def _commit(state: State, event: Committed) -> Outcome:
     """Book the merge: weights, ledger and verdicts become durable together."""
-    after = _advance(state, "MERGED", "DURABLE")
-    assert after.round is not None
-    current, ledger = after.round, state.ledger
-    names = sorted(current.arrivals)
-    for name in names:
-        arrival, member = current.arrivals[name], after.members[name]
-        answered = Answered(
-            generation=arrival.generation,
-            seq=arrival.seq,
-            digest=arrival.digest,
-            kind="merged",
-            round=current.number,
-            round_members=names,
-        )
-        record = change(
-            member.record,
-            merged_samples=member.record.merged_samples + arrival.samples,
-            discarded_samples=max(member.record.discarded_samples, arrival.discarded_samples),
-            last_seq=arrival.seq,
-            cursor=arrival.cursor,
-            answered=answered,
-            invalid_in_row=0,
-        )
-        after = after.put(replace(member, record=record))
-    total = ledger.samples_total + sum(one.samples for one in current.arrivals.values())
-    seconds = max(0.0, event.now - current.opened)
-    mean = seconds if ledger.round_seconds == 0 else (1 - _EMA_SHARE) * ledger.round_seconds + _EMA_SHARE * seconds
-    norms = [*ledger.norms, *(current.arrivals[name].norm for name in names)][-state.rules.norm_history :]
+    after = _advance(state, event.fragment, "MERGED", "DURABLE")
+    current, ledger = after.rounds[event.fragment], state.ledger
+    for name in sorted(current.arrivals):
+        after = after.put(_book(after.members[name], current))
+    record = _note(ledger.fragments[event.fragment], current, event, history=state.rules.norm_history)
+    after = after.put_fragment(event.fragment, record)
+    reached = after.ledger.samples_total >= state.rules.target_samples
+    # A round that is sealed already is merged first: its learners would lose it.
+    others = any(one.stage != "OPEN" for one in state.rounds if one.fragment != event.fragment)
     ledger = change(
-        ledger,
-        version=current.number,
-        samples_total=total,
-        final=total >= state.rules.target_samples,
-        round_seconds=mean,
-        norms=norms,
-        theta_sha256=event.theta_sha256,
-        model_sha256=event.model_sha256,
+        after.ledger,
+        model_sha256=event.model_sha256 or ledger.model_sha256,
+        draining=ledger.draining or (reached and state.rules.decoupled),
+        final=reached and not state.rules.decoupled and not others,
     )
-    return replace(after, ledger=ledger), (SaveLedger(),)
+    after = replace(after, ledger=ledger)
+    if ledger.draining and state.drain_until is None:
+        after = replace(after, drain_until=event.now + longest_patience(after))
+    return after, (SaveLedger(),)
+
+
+def _book(member: Member, current: Round) -> Member:
+    """A learner whose contribution is merged."""
+    arrival, place = current.arrivals[member.learner], member.record.places[current.fragment]
+    answered = Answered(
+        generation=arrival.generation,
+        seq=arrival.seq,
+        digest=arrival.digest,
+        kind="merged",
+        round=current.number,
+        round_members=sorted(current.arrivals),
+        staleness=current.staleness(member.learner),
+    )
+    place = PlaceRecord(
+        merged_samples=place.merged_samples + arrival.samples,
+        discarded_samples=max(place.discarded_samples, arrival.discarded_samples),
+        last_seq=arrival.seq,
+        cursor=arrival.cursor,
+        answered=answered,
+        base_version=arrival.base_version,
+    )
+    record = change(put_place(member.record, current.fragment, place), invalid_in_row=0)
+    if arrival.last and arrival.generation == record.generation:
+        record = change(record, drained=sorted({*record.drained, current.fragment}))
+    return replace(member, record=record)
+
+
+def _note(record: FragmentRecord, current: Round, event: Committed, *, history: int) -> FragmentRecord:
+    """The fragment after the merge."""
+    names = sorted(current.arrivals)
+    record = change(
+        record,
+        version=current.number,
+        samples_total=record.samples_total + sum(one.samples for one in current.arrivals.values()),
+        round_seconds=_mean(record.round_seconds, event.now - current.opened),
+        norms=[*record.norms, *(current.arrivals[name].norm for name in names)][-history:],
+        theta_sha256=event.theta_sha256,
+    )
+    if current.quorum_at is None or current.first_arrival is None:
+        return record
+    return change(record, quorum_seconds=_mean(record.quorum_seconds, current.quorum_at - current.first_arrival))
+
+
+def _mean(before: float, seconds: float) -> float:
+    seconds = max(0.0, seconds)
+    return seconds if before == 0 else (1 - _EMA_SHARE) * before + _EMA_SHARE * seconds
 
 
 def _publish(state: State, event: Published) -> Outcome:
-    assert state.round is not None
-    assert state.round.stage == "DURABLE"
+    current = state.rounds[event.fragment]
+    assert current.stage == "DURABLE"
     if state.ledger.final:
-        return replace(state, round=None), (Remark(level="info", text=f"version {state.version} is final"),)
-    return replace(state, round=open_round(state, now=event.now)), ()
+        return replace(state, rounds=()), (Remark(level="info", text=f"version {state.version} is final"),)
+    record = state.ledger.fragments[event.fragment]
+    taken = event.now - (event.now if current.sealed is None else current.sealed)
+    after = state.put_fragment(event.fragment, change(record, sync_seconds=_mean(record.sync_seconds, taken)))
+    return after.put_round(open_round(after, event.fragment, now=event.now)), ()
+
+
+# --- the end of a decoupled run
+
+
+def _finish_if_drained(state: State, *, now: float) -> Outcome:
+    """Nobody who is waited for has anything left to send, or the longest wait is over."""
+    if not state.ledger.draining or state.ledger.final or state.finishing:
+        return state, ()
+    if any(one.stage != "OPEN" or one.arrivals for one in state.rounds):
+        return state, ()
+    everything = list(range(state.rules.fragments))
+    open_ends = [one.learner for one in state.active if one.record.drained != everything]
+    gone = all(one.state == "left" for one in state.members.values())
+    late = state.drain_until is not None and now >= state.drain_until
+    if (state.active or gone) and not open_ends:
+        return replace(state, finishing=True), (Finish(),)
+    if not late:
+        return state, ()
+    missing = ", ".join(open_ends) or "anybody"
+    remark = Remark(level="warning", text=f"the run ends at its deadline without the last contribution of {missing}")
+    return replace(state, finishing=True), (remark, Finish())
+
+
+def _finish(state: State, event: Finished) -> Outcome:
+    assert state.finishing
+    ledger = change(state.ledger, final=True, model_sha256=event.model_sha256)
+    after = replace(state, ledger=ledger, rounds=(), finishing=False)
+    return after, (SaveLedger(), Remark(level="info", text=f"version {state.version} is final"))

@@ -1,5 +1,5 @@
-"""State of the run as the syncer sees it: members, the open round, the ledger. Pure values; `training.sync.machine`
-moves them.
+"""State of the run as the syncer sees it: members, the open round of each fragment, the ledger. Pure values;
+`training.sync.machine` moves them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec.structs import replace as change
 
-from training.sync.messages import Ledger, MemberRecord
+from training.sync.messages import FragmentRecord, Ledger, MemberRecord, PlaceRecord
 
 MemberState = Literal["active", "suspect", "dead", "left", "quarantined"]
 Stage = Literal["OPEN", "SEALED", "MERGED", "DURABLE"]
@@ -19,6 +19,10 @@ DEAD_AFTER_LEASES = 3
 """A learner is not waited for after one lease; after so many its generation is fenced."""
 MISTAKES = 3
 """Invalid contributions in a row that quarantine a learner."""
+SOFT_STALENESS = 2
+"""Merges per active learner since its base after which a contribution begins to count for less."""
+MOST_STALENESS = 8
+"""Merges per active learner since its base after which a contribution comes too late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,11 @@ class Rules:
     contract: str
     learners: tuple[str, ...]
     target_samples: int
+    mode: Literal["barrier", "decoupled"] = "barrier"
+    fragments: int = 1
+    inner_steps: int = 100
     quorum: int | None = None
+    grace_share: float = 0.5
     round_deadline: float = 120.0
     lease: float = 20.0
     norm_factor: float = 10.0
@@ -43,6 +51,10 @@ class Rules:
         """The learner that seeds version 0."""
         return self.learners[0]
 
+    @property
+    def decoupled(self) -> bool:
+        return self.mode == "decoupled"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
@@ -54,6 +66,8 @@ class Member:
     step: int = 0
     pending: int = 0
     step_seconds: float = 0.0
+    in_flight_steps: int = 0
+    blocked_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def learner(self) -> str:
@@ -72,32 +86,55 @@ class Arrival:
     generation: int
     seq: int
     digest: str
+    steps: int
     samples: int
     cursor: int
     base_version: int
     discarded_samples: int
     norm: float
+    last: bool
     when: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The round that makes version `number`."""
+    """What makes version `number` of a fragment: a round (barrier) or a window (decoupled)."""
 
+    fragment: int
     number: int
     opened: float
     stage: Stage = "OPEN"
     members: frozenset[tuple[str, int]] = frozenset()
-    """(learner, generation) that are waited for; fixed by the first arrival."""
+    """Barrier: (learner, generation) that are waited for; fixed by the first arrival."""
     expected: frozenset[str] = frozenset()
-    """First round only: learners of the plan that have not shown up yet are waited for as well."""
+    """First round of a barrier run: learners of the plan that have not shown up yet are waited for as well."""
     arrivals: Mapping[str, Arrival] = field(default_factory=dict[str, Arrival])
     deadline: float | None = None
+    """When it closes with a quorum."""
+    quorum_at: float | None = None
+    """When the quorum was reached."""
     attempt: int = 1
+    sealed: float | None = None
+    active: int = 0
+    """Active learners when it was sealed."""
 
     @property
     def first_arrival(self) -> float | None:
         return min((one.when for one in self.arrivals.values()), default=None)
+
+    @property
+    def share(self) -> float:
+        """Of a full round that the window is, once it is sealed."""
+        return len(self.arrivals) / max(self.active, len(self.arrivals))
+
+    @property
+    def only_last(self) -> bool:
+        """Everybody who is here has sent the last contribution of a run that drains."""
+        return bool(self.arrivals) and all(one.last for one in self.arrivals.values())
+
+    def staleness(self, learner: str) -> int:
+        """Versions between a contribution's base and this merge."""
+        return self.number - 1 - self.arrivals[learner].base_version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +146,23 @@ class State:
     ledger: Ledger
     """Durable part besides the members."""
     members: Mapping[str, Member] = field(default_factory=dict[str, Member])
-    round: Round | None = None
+    rounds: tuple[Round, ...] = ()
+    """The open round of each fragment; none before version 0 and after the final one."""
     ticked: float = 0.0
+    drain_until: float | None = None
+    """When a run that drains ends whoever is missing."""
+    finishing: bool = False
+    """It has drained; its model is being published."""
 
     @property
     def version(self) -> int:
+        """Merges so far, over all fragments."""
         return self.ledger.version
+
+    @property
+    def versions(self) -> list[int]:
+        """Of each fragment."""
+        return [one.version for one in self.ledger.fragments]
 
     @property
     def active(self) -> list[Member]:
@@ -123,51 +171,107 @@ class State:
 
     @property
     def quorum(self) -> int:
-        """Contributions that suffice at the deadline."""
-        return self.rules.quorum or max(1, math.ceil(len(self.active) / 2))
+        """Contributions that suffice: at the deadline (barrier), or to merge after the grace (decoupled)."""
+        active = max(1, len(self.active))
+        if self.rules.decoupled:
+            return min(self.rules.quorum or 1, active)
+        return self.rules.quorum or math.ceil(active / 2)
 
-    @property
-    def waiting_for(self) -> list[str]:
-        """Learners that the open round still waits for."""
-        if self.round is None or self.round.stage != "OPEN":
+    def waiting_for(self, fragment: int = 0) -> list[str]:
+        """Learners that the fragment's open round still waits for."""
+        current = self.round(fragment)
+        if current is None or current.stage != "OPEN":
             return []
-        present = {one.learner for one in self.active if (one.learner, one.generation) in self.round.members}
-        return sorted((present | (self.round.expected - set(self.members))) - set(self.round.arrivals))
+        if self.rules.decoupled:
+            wanted = {one.learner for one in self.active if fragment not in one.record.drained}
+            return sorted(wanted - set(current.arrivals)) if current.arrivals else []
+        present = {one.learner for one in self.active if (one.learner, one.generation) in current.members}
+        return sorted((present | (current.expected - set(self.members))) - set(current.arrivals))
+
+    def round(self, fragment: int = 0) -> Round | None:
+        """The open round of a fragment."""
+        return self.rounds[fragment] if self.rounds else None
+
+    def put_round(self, current: Round) -> State:
+        """The state with one fragment's round changed."""
+        rounds = (*self.rounds[: current.fragment], current, *self.rounds[current.fragment + 1 :])
+        return replace(self, rounds=rounds)
+
+    def put_fragment(self, fragment: int, record: FragmentRecord) -> State:
+        """The state with one fragment's durable record changed."""
+        records = [*self.ledger.fragments[:fragment], record, *self.ledger.fragments[fragment + 1 :]]
+        return replace(self, ledger=change(self.ledger, fragments=records))
 
     def durable(self) -> Ledger:
         """What has to survive this process."""
-        records = [self.members[name].record for name in sorted(self.members)]
-        return _with_members(self.ledger, records)
+        return change(self.ledger, members=[self.members[name].record for name in sorted(self.members)])
 
     def put(self, member: Member) -> State:
         """The state with one member changed."""
         return replace(self, members={**self.members, member.learner: member})
 
 
+def new_member(learner: str, *, fragments: int) -> MemberRecord:
+    """A learner that was never heard of."""
+    return MemberRecord(learner=learner, places=[PlaceRecord() for _ in range(fragments)])
+
+
+def put_place(record: MemberRecord, fragment: int, place: PlaceRecord) -> MemberRecord:
+    """The record with one fragment's place changed."""
+    return change(record, places=[*record.places[:fragment], place, *record.places[fragment + 1 :]])
+
+
 def recover(rules: Rules, ledger: Ledger, *, epoch: int, now: float) -> State:
-    """The state of a syncer that starts: known learners count as alive for one lease, the open round starts over."""
+    """The state of a syncer that starts: known learners count as alive for one lease, open rounds start over."""
     members = {
         one.learner: Member(record=one, state=_state_after_restart(one), heard=now)
         for one in ledger.members
         if one.generation
     }
-    state = State(rules=rules, epoch=epoch, ledger=_with_members(ledger, []), members=members, ticked=now)
-    return state if state.version < 0 or ledger.final else replace(state, round=open_round(state, now=now))
+    fragments = ledger.fragments or [FragmentRecord() for _ in range(rules.fragments)]
+    ledger = change(ledger, members=[], fragments=fragments)
+    state = State(rules=rules, epoch=epoch, ledger=ledger, members=members, ticked=now)
+    if state.version < 0 or ledger.final:
+        return state
+    if ledger.draining:
+        state = replace(state, drain_until=now + longest_patience(state))
+    return open_all(state, now=now)
 
 
-def open_round(state: State, *, now: float) -> Round:
-    """A new round with everybody who is active now."""
-    number = state.version + 1
+def open_all(state: State, *, now: float) -> State:
+    """A new round of every fragment."""
+    return replace(state, rounds=tuple(open_round(state, one, now=now) for one in range(state.rules.fragments)))
+
+
+def open_round(state: State, fragment: int, *, now: float) -> Round:
+    """A new round of a fragment with everybody who is active now."""
+    number = state.ledger.fragments[fragment].version + 1
     expected = frozenset(state.rules.learners) if number == 1 else frozenset[str]()
     members = frozenset((one.learner, one.generation) for one in state.active)
-    return Round(number=number, opened=now, members=members, expected=expected)
+    return Round(fragment=fragment, number=number, opened=now, members=members, expected=expected)
+
+
+def patience(state: State, fragment: int) -> float:
+    """Longest time that a round waits after its first arrival."""
+    return max(state.rules.round_deadline, 3 * state.ledger.fragments[fragment].round_seconds)
+
+
+def longest_patience(state: State) -> float:
+    """Longest time that any fragment's round waits."""
+    return max(patience(state, one) for one in range(state.rules.fragments))
+
+
+def grace(state: State, fragment: int) -> float:
+    """How long a window with its quorum waits for more: a share of the slack of half a round of the fastest learner,
+    after what quorum and sync usually take (cross-region.md 1.5). Zero while no pace is known.
+    """
+    record = state.ledger.fragments[fragment]
+    pace = min((one.step_seconds for one in state.active if one.step_seconds > 0), default=0.0)
+    slack = state.rules.inner_steps / 2 * pace - record.quorum_seconds - record.sync_seconds
+    return state.rules.grace_share * max(0.0, slack)
 
 
 def _state_after_restart(record: MemberRecord) -> MemberState:
     if record.left:
         return "left"
     return "quarantined" if record.invalid_in_row >= MISTAKES else "active"
-
-
-def _with_members(ledger: Ledger, members: list[MemberRecord]) -> Ledger:
-    return change(ledger, members=members)

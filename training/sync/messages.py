@@ -10,7 +10,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from training.sync.layout import combine_fingerprints
+
 VerdictKind = Literal["merged", "late", "invalid", "fenced"]
+Codec = Literal["fp32", "bf16", "int8"]
 
 
 class RegisterArgs(Struct, frozen=True, kw_only=True):
@@ -22,6 +25,24 @@ class RegisterArgs(Struct, frozen=True, kw_only=True):
     contract: str
     world_size: int
     step_seconds: float = 0.0
+    buffers: dict[str, list[int]] = {}
+    """Shapes of what is in no optimizer; it lies after all parameters in the flat vector."""
+
+
+class FragmentPlace(Struct, frozen=True, kw_only=True):
+    """Where a learner stands in one fragment."""
+
+    version: int
+    """Of the fragment; -1 before the weights were seeded."""
+    last_seq: int
+    """Sequence of the learner's last merged contribution to it; 0 if none was."""
+    cursor: int
+    """Position in the learner's sample order that this contribution reached."""
+    merged_samples: int
+    discarded_samples: int
+    contribution_pending: bool
+    """An earlier process's contribution waits in the open round of the fragment."""
+    theta_sha256: str
 
 
 class Registration(Struct, frozen=True, kw_only=True):
@@ -30,20 +51,25 @@ class Registration(Struct, frozen=True, kw_only=True):
     generation: int
     epoch: int
     version: int
-    """Of the shared weights; -1 before they were seeded."""
+    """Merges so far, over all fragments; -1 before the weights were seeded."""
     samples_total: int
     last_seq: int
-    """Sequence of the learner's last merged contribution; 0 if none was."""
+    """Sequence of the learner's last merged contribution; 0 if none was. The highest over fragments."""
     cursor: int
-    """Position in the learner's sample order that its last merged contribution reached."""
+    """Position in the learner's sample order that its last merged contribution reached. The lowest over fragments."""
     merged_samples: int
+    """The lowest over fragments."""
     discarded_samples: int
+    """The highest over fragments."""
     contribution_pending: bool
-    """An earlier process's contribution waits in the open round: wait for the next version, then register again."""
+    """An earlier process's contribution waits in an open round: wait for the next version, then register again."""
     seed_needed: bool
     """This learner, and no other, has to send the initial weights."""
     final: bool
     theta_sha256: str = ""
+    fragments: list[FragmentPlace] = []
+    draining: bool = False
+    """The target is reached: send what is pending once more, nothing is to be trained any more."""
 
 
 class HeartbeatArgs(Struct, frozen=True, kw_only=True):
@@ -53,12 +79,26 @@ class HeartbeatArgs(Struct, frozen=True, kw_only=True):
     pending: int = 0
     """Samples since the learner's anchor."""
     step_seconds: float = 0.0
+    blocked_seconds: dict[str, float] = {}
+    """Seconds the training loop has stood still in this attempt, by cause."""
+    in_flight_steps: int = 0
+    """Steps since the oldest snapshot that has no answer yet."""
 
 
 class HeartbeatReply(Struct, frozen=True, kw_only=True):
     epoch: int
     version: int
     final: bool
+    draining: bool = False
+    versions: list[int] = []
+    """Of each fragment."""
+
+
+class DrainedArgs(Struct, frozen=True, kw_only=True):
+    """A learner of a run that is draining has nothing more to send."""
+
+    learner: str
+    generation: int
 
 
 class LeaveArgs(Struct, frozen=True, kw_only=True):
@@ -67,10 +107,12 @@ class LeaveArgs(Struct, frozen=True, kw_only=True):
     learner: str
     generation: int
     discarded_samples: int = 0
+    discarded: list[int] = []
+    """Of each fragment, where they differ."""
 
 
 class PartHeader(Struct, frozen=True, kw_only=True):
-    """In front of one rank's part of a contribution: delta of all ranges, then EMA of all ranges, float32."""
+    """In front of one rank's part of a contribution: delta of all ranges, then EMA of all ranges, in the codec."""
 
     learner: str
     generation: int
@@ -78,10 +120,14 @@ class PartHeader(Struct, frozen=True, kw_only=True):
     rank: int
     fingerprint: str
     ranges: list[tuple[int, int]]
+    """Of elements of the whole vector, inside the fragment."""
     sha256: str
     """Of the two arrays, without this header."""
-    fragment: Literal[0] = 0
-    codec: Literal["fp32"] = "fp32"
+    fragment: int = 0
+    codec: Codec = "fp32"
+    has_ema: bool = True
+    bytes: int = 0
+    """Size of the body without this header."""
 
 
 class PartReceipt(Struct, frozen=True, kw_only=True):
@@ -95,7 +141,7 @@ class PartState(Struct, frozen=True, kw_only=True):
 
 
 class RangesArgs(Struct, frozen=True, kw_only=True):
-    """Which elements of the weights are wanted."""
+    """Which elements of the weights are wanted: of the whole vector, inside the fragment."""
 
     ranges: list[tuple[int, int]]
 
@@ -109,6 +155,7 @@ class SeedHeader(Struct, frozen=True, kw_only=True):
     shapes: dict[str, list[int]]
     sha256: str
     has_ema: bool = False
+    buffers: dict[str, list[int]] = {}
 
 
 class Contribution(Struct, frozen=True, kw_only=True):
@@ -129,8 +176,10 @@ class Contribution(Struct, frozen=True, kw_only=True):
     discarded_samples: int = 0
     """All samples this learner has booked as discarded so far."""
     inner_loss: float = 0.0
-    fragment: Literal[0] = 0
-    codec: Literal["fp32"] = "fp32"
+    fragment: int = 0
+    codec: Codec = "fp32"
+    last: bool = False
+    """The learner's last one for this fragment, with all that is pending; only while the run is draining."""
 
 
 class CommitArgs(Struct, frozen=True, kw_only=True):
@@ -139,18 +188,25 @@ class CommitArgs(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The answer to one contribution. `kind`, `round` and `reason` never change for one (learner, generation, seq)."""
+    """The answer to one contribution. `kind`, `round` and `reason` never change for one (learner, generation, fragment,
+    seq).
+    """
 
     kind: VerdictKind
     version: int
-    """Version to adopt: the newest one, which contains the contribution if it was merged."""
+    """Of the fragment, to adopt: the newest one, which contains the contribution if it was merged."""
     samples_total: int
     final: bool
     theta_sha256: str
+    """Of the fragment at that version."""
     reason: str = ""
     round: int = 0
-    """Version that the merge with this contribution made; 0 if it was not merged."""
+    """Version of the fragment that the merge with this contribution made; 0 if it was not merged."""
     round_members: list[str] = []
+    fragment: int = 0
+    draining: bool = False
+    staleness: int = 0
+    """Versions of the fragment between the contribution's base and its merge."""
 
 
 class MemberStatus(Struct, frozen=True, kw_only=True):
@@ -161,16 +217,53 @@ class MemberStatus(Struct, frozen=True, kw_only=True):
     step: int
     pending_samples: int
     merged_samples: int
+    """The lowest over fragments."""
     discarded_samples: int
+    """The highest over fragments."""
+    step_seconds: float = 0.0
+    in_flight_steps: int = 0
+    base_versions: list[int] = []
+    """Of each fragment: base of the learner's last contribution here; -1 if none came yet."""
+    staleness: list[int] = []
+    """Of each fragment: versions since that base."""
+    blocked_seconds: dict[str, float] = {}
+    bytes_in: int = 0
+    """Received from it in contributions by this syncer process."""
+
+
+class FragmentStatus(Struct, frozen=True, kw_only=True):
+    """One fragment's round: who is waited for, why, and until when."""
+
+    fragment: int
+    version: int
+    round: int
+    """Version that the open round makes."""
+    stage: str
+    arrived: list[str]
+    waiting_for: list[str]
+    why: str
+    """One sentence: what the round waits for."""
+    until: float | None
+    """Seconds since 1970 at which it may close without them."""
+    staleness: dict[str, int] = {}
+    """Of the contributions that have arrived."""
+    bytes_in: int = 0
+    """Of the last merge, as are all that follow."""
+    outer_gradient_norm: float = 0.0
+    cosine: float | None = None
+    """Lowest between two displacements."""
+    merge_seconds: float = 0.0
+    durable_seconds: float = 0.0
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """Which round, who is waited for, and until when."""
+    """Which round, who is waited for, and until when. `stage` to `until` are those of the first fragment."""
 
     run: str
     epoch: int
     version: int
-    state: Literal["SEEDING", "SERVING", "FINAL"]
+    """Merges so far, over all fragments; -1 before the weights were seeded."""
+    state: Literal["SEEDING", "SERVING", "DRAINING", "FINAL"]
     stage: str
     """Of the round: OPEN, SEALED, MERGED, DURABLE, or empty when there is none."""
     round: int
@@ -180,6 +273,7 @@ class Status(Struct, frozen=True, kw_only=True):
     """Seconds since 1970 at which the round may close without them."""
     members: list[MemberStatus]
     samples_total: int
+    """In the fragment that has the fewest."""
     target_samples: int
     model_sha256: str
     theta_sha256: str
@@ -187,6 +281,10 @@ class Status(Struct, frozen=True, kw_only=True):
     seed_from: str = ""
     alarm: str = ""
     """Why the syncer cannot go on by itself now, for example a full disk."""
+    mode: str = "barrier"
+    fragments: list[FragmentStatus] = []
+    refusals: dict[str, int] = {}
+    """Messages that this syncer process refused and verdicts other than merged, by reason."""
 
 
 class ErrorReply(Struct, frozen=True, kw_only=True):
@@ -199,7 +297,9 @@ class ErrorReply(Struct, frozen=True, kw_only=True):
 
 
 class Answered(Struct, frozen=True, kw_only=True):
-    """The last answered contribution of a learner; all that de-duplication needs, as one is in flight at a time."""
+    """The last answered contribution of a learner to a fragment; all that de-duplication needs, as one is in flight at
+    a time.
+    """
 
     generation: int
     seq: int
@@ -208,6 +308,19 @@ class Answered(Struct, frozen=True, kw_only=True):
     round: int
     reason: str = ""
     round_members: list[str] = []
+    staleness: int = 0
+
+
+class PlaceRecord(Struct, frozen=True, kw_only=True):
+    """What is durable of a learner in one fragment."""
+
+    merged_samples: int = 0
+    discarded_samples: int = 0
+    last_seq: int = 0
+    cursor: int = 0
+    answered: Answered | None = None
+    base_version: int = -1
+    """Of its last contribution."""
 
 
 class MemberRecord(Struct, frozen=True, kw_only=True):
@@ -215,32 +328,69 @@ class MemberRecord(Struct, frozen=True, kw_only=True):
 
     learner: str
     generation: int = 0
-    merged_samples: int = 0
-    discarded_samples: int = 0
-    last_seq: int = 0
-    cursor: int = 0
-    answered: Answered | None = None
+    places: list[PlaceRecord] = []
+    """By fragment."""
     invalid_in_row: int = 0
     left: bool = False
+    drained: list[int] = []
+    """Fragments for which this generation has sent its last contribution."""
+
+    @property
+    def merged_samples(self) -> int:
+        """In the fragment that has the fewest."""
+        return min((one.merged_samples for one in self.places), default=0)
+
+    @property
+    def discarded_samples(self) -> int:
+        """Of the fragment that lost most."""
+        return max((one.discarded_samples for one in self.places), default=0)
+
+
+class FragmentRecord(Struct, frozen=True, kw_only=True):
+    """What is durable of a fragment besides its weights."""
+
+    version: int = -1
+    samples_total: int = 0
+    round_seconds: float = 0.0
+    """Running mean of the time between two merges."""
+    quorum_seconds: float = 0.0
+    """Running mean from the opening of a window to its quorum."""
+    sync_seconds: float = 0.0
+    """Running mean from a seal to the next open round."""
+    norms: list[float] = []
+    """Of the last accepted displacements."""
+    theta_sha256: str = ""
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
-    """Everything durable of a run besides the weights. In the state file, and newer in HEAD."""
+    """Everything durable of a run besides the weights. In the state files, and newer in HEAD."""
 
     run: str
     contract: str
     fingerprint: str = ""
-    version: int = -1
-    samples_total: int = 0
-    final: bool = False
-    round_seconds: float = 0.0
-    """Running mean of the time between two merges."""
-    norms: list[float] = []
-    """Of the last accepted displacements."""
+    fragments: list[FragmentRecord] = []
     members: list[MemberRecord] = []
     seed_sha256: str = ""
-    theta_sha256: str = ""
     model_sha256: str = ""
+    draining: bool = False
+    final: bool = False
+
+    @property
+    def version(self) -> int:
+        """Merges so far, over all fragments; -1 before the weights were seeded."""
+        if not self.fragments or self.fragments[0].version < 0:
+            return -1
+        return sum(one.version for one in self.fragments)
+
+    @property
+    def samples_total(self) -> int:
+        """In the fragment that has the fewest."""
+        return min((one.samples_total for one in self.fragments), default=0)
+
+    @property
+    def theta_sha256(self) -> str:
+        """Of all fragments."""
+        return combine_fingerprints([one.theta_sha256 for one in self.fragments])
 
 
 def encode(message: Struct) -> bytes:

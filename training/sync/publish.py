@@ -11,9 +11,9 @@ from training.sync.tensors import Point, Written, no_point, write_tensors
 def write_model(
     flat: Floats, *, layout: Layout, config: str, version: int, experiment: str, folder: Path, point: Point = no_point
 ) -> Written:
-    """Write one tensor per parameter; `config` is the model's configuration as JSON."""
+    """Write one tensor per parameter and buffer; `config` is the model's configuration as JSON."""
     tensors = {}
-    for name, shape in layout.parameters:
+    for name, shape in layout.tensors:
         start = layout.offset(name)
         size = 1
         for side in shape:

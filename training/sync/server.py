@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, GkrError, RefusedError
 from spec.plan import Plan
+from spec.sync_keys import ENVIRONMENT, SyncKeys
 from storage import Limits, open_bucket
 from training.files import replace_text
 from training.processes import die_with_parent
@@ -33,6 +34,7 @@ from training.sync.bulk import BulkHandler
 from training.sync.control import ControlHandler
 from training.sync.end import End
 from training.sync.journal import Journal
+from training.sync.refusals import RefusalLog
 from training.sync.store import Store
 from training.sync.syncer import Syncer
 from training.sync.wire import Handler, SyncServer
@@ -84,10 +86,14 @@ def _serve(args: argparse.Namespace, stop: threading.Event) -> int:
     ports = {"control": args.control_port, "bulk": args.bulk_port}
     planned = {"control": plan.syncer.control_port, "bulk": plan.syncer.bulk_port}
     handlers: dict[str, type[Handler]] = {"control": ControlHandler, "bulk": BulkHandler}
+    keys, refusals = _read_keys(plan), RefusalLog()
     servers = {
-        name: _bind(name, (host, planned[name] if port is None else port), handlers[name], run=plan.run)
+        name: _bind(
+            name, (host, planned[name] if port is None else port), handlers[name],
+            run=plan.run, keys=keys, refusals=refusals,
+        )
         for name, port in ports.items()
-    }
+    }  # fmt: skip
     with _events(plan, args.events, run_dir=run_dir) as (journal, outbox):
         try:
             store = Store(
@@ -167,9 +173,28 @@ def _read_plan(path: Path) -> Plan:
     return plan
 
 
-def _bind(name: str, address: tuple[str, int], handler: type[Handler], *, run: str) -> SyncServer:
+def _read_keys(plan: Plan) -> SyncKeys | None:
+    """None only where nobody else can come: on loopback."""
+    keys = SyncKeys.read()
+    if keys is None and plan.backend != "local":
+        raise ConfigError(
+            f"the syncer of run {plan.run} has no keys, and would serve whoever finds its ports",
+            hint=f"`gkr launch` mounts them; {ENVIRONMENT} names their folder",
+        )
+    return keys
+
+
+def _bind(
+    name: str,
+    address: tuple[str, int],
+    handler: type[Handler],
+    *,
+    run: str,
+    keys: SyncKeys | None,
+    refusals: RefusalLog,
+) -> SyncServer:
     try:
-        return SyncServer(address, handler, run=run)
+        return SyncServer(address, handler, run=run, keys=keys, refusals=refusals)
     except OSError as error:
         if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
             raise

@@ -1,7 +1,7 @@
 """Contributions on their way: parts of ranks, until the round that takes them is merged.
 
 In memory only. A syncer that restarts asks for them again; learners keep them until they have their verdict. Memory
-is taken only for ranges that fit the layout and that no other part of the contribution covers, so no learner can take
+is taken only for ranges that fit the fragment and that no other part of the contribution covers, so no learner can take
 more than two copies of the model.
 """
 
@@ -12,30 +12,37 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training.sync.layout import Floats, Layout, count, find_gap, find_range_problem, scatter
+from training.sync.chunks import Upload, upload_key
+from training.sync.codec import encoded_bytes
+from training.sync.layout import Layout, count, find_range_problem
 from training.sync.merge import measure_norm
-from training.sync.messages import Contribution, PartHeader
+from training.sync.messages import Contribution, PartHeader, SeedHeader
+from training.sync.pieces import Part, Parts, Source
 from training.sync.refusals import Refusal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembled:
-    """A whole contribution; arrays are empty if there is a problem."""
+    """A whole contribution; empty if there is a problem. Elements count from the fragment's first."""
 
-    delta: Floats
-    ema: Floats
+    delta: Source
+    ema: Source
+    """Averaged weights, as a displacement like `delta`; empty if they do not travel."""
     norm: float
     problem: str = ""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Room for one part; `complete` only after the sender's digest was verified."""
+    """Room for one body."""
 
-    header: PartHeader
-    delta: Floats
-    ema: Floats
-    complete: bool = False
+    header: PartHeader | SeedHeader
+    key: str
+    upload: Upload
+
+    @classmethod
+    def of(cls, header: PartHeader | SeedHeader, *, size: int) -> Slot:
+        return cls(header=header, key=upload_key(header), upload=Upload(size, sha256=header.sha256))
 
 
 @dataclass(kw_only=True)
@@ -45,35 +52,33 @@ class Stage:
     key: tuple[int, int]
     """(generation, seq)."""
     slots: dict[int, Slot] = field(default_factory=dict[int, Slot])
+    headers: dict[int, PartHeader] = field(default_factory=dict[int, PartHeader])
     received: dict[int, str] = field(default_factory=dict[int, str])
     """Digest of each complete part; outlives the parts themselves, which assembling frees."""
     size: int = 0
+    """Bytes that came."""
     assembled: Assembled | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Staging:
-    """All contributions on their way. Thread-safe; the long work happens under a contribution's own lock."""
+    """All contributions on their way, by learner and fragment. Thread-safe; the long work happens under a
+    contribution's own lock.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[tuple[str, int], Stage] = {}
+        self._seed: Slot | None = None
 
     def reserve(self, header: PartHeader, *, layout: Layout) -> Slot | None:
-        """Room for a part; none if exactly this part is here already."""
-        if header.fingerprint != layout.fingerprint:
-            raise Refusal(
-                "layout",
-                f"the part was cut from another layout ({header.fingerprint[:12]}, here {layout.fingerprint[:12]})",
-            )
-        problem = find_range_problem(header.ranges, total=layout.total)
-        if problem:
-            raise Refusal("bad_request", problem)
+        """Room for a part, the same for the same header; none if exactly this part is here already."""
+        _check(header, layout=layout)
         with self._lock:
-            stage = self._stages.get(header.learner)
-            key = (header.generation, header.seq)
+            name, key = (header.learner, header.fragment), (header.generation, header.seq)
+            stage = self._stages.get(name)
             if stage is None or stage.key < key:
-                stage = self._stages[header.learner] = Stage(key=key)
+                stage = self._stages[name] = Stage(key=key)
             if stage.key != key:
                 raise Refusal(
                     "superseded",
@@ -87,49 +92,58 @@ class Staging:
                     "conflict",
                     f"part of rank {header.rank} of contribution {header.seq} is here already with other content",
                 )
-            others = [one for rank, slot in stage.slots.items() if rank != header.rank for one in slot.header.ranges]
+            others = [one for rank, other in stage.headers.items() if rank != header.rank for one in other.ranges]
             problem = find_range_problem([*others, *header.ranges], total=layout.total)
             if problem:
                 raise Refusal("overlap", f"rank {header.rank}: {problem}")
-            size = count(header.ranges)
-            slot = Slot(header=header, delta=np.empty(size, np.float32), ema=np.empty(size, np.float32))
-            stage.slots[header.rank] = slot
+            slot = stage.slots.get(header.rank)
+            if slot is None or slot.header != header:
+                slot = stage.slots[header.rank] = Slot.of(header, size=header.bytes)
+                stage.headers[header.rank] = header
             return slot
 
+    def reserve_seed(self, header: SeedHeader, *, layout: Layout) -> Slot:
+        """Room for the initial weights, the same for the same header."""
+        with self._lock:
+            if self._seed is None or self._seed.header != header:
+                self._seed = Slot.of(header, size=4 * layout.total * (2 if header.has_ema else 1))
+            return self._seed
+
+    def find(self, key: str) -> Slot | None:
+        """The room that was reserved under a key, while it waits for its body."""
+        with self._lock:
+            slots = [slot for stage in self._stages.values() for slot in stage.slots.values()]
+            return next((one for one in (*slots, self._seed) if one is not None and one.key == key), None)
+
     def finish(self, slot: Slot) -> None:
-        """The part is verified."""
+        """The body is verified."""
         header = slot.header
         with self._lock:
-            stage = self._stages.get(header.learner)
-            if stage is None or stage.slots.get(header.rank) is not slot:
+            if isinstance(header, SeedHeader):
+                self._seed = None if self._seed is slot else self._seed
                 return
-            slot.complete = True
+            stage = self._stages.get((header.learner, header.fragment))
+            if stage is None or stage.slots.get(header.rank) is not slot or header.rank in stage.received:
+                return
             stage.received[header.rank] = header.sha256
-            stage.size += slot.delta.nbytes + slot.ema.nbytes
+            stage.size += header.bytes
 
-    def release(self, slot: Slot) -> None:
-        """The part did not come through: give its room back."""
-        with self._lock:
-            stage = self._stages.get(slot.header.learner)
-            if stage is not None and stage.slots.get(slot.header.rank) is slot and not slot.complete:
-                del stage.slots[slot.header.rank]
-
-    def holds(self, *, learner: str, generation: int, seq: int, rank: int) -> bool:
+    def holds(self, *, learner: str, generation: int, seq: int, rank: int, fragment: int = 0) -> bool:
         """Whether a part is here, complete."""
         with self._lock:
-            stage = self._stages.get(learner)
+            stage = self._stages.get((learner, fragment))
             return stage is not None and stage.key == (generation, seq) and rank in stage.received
 
-    def is_current(self, learner: str, *, generation: int, seq: int) -> bool:
+    def is_current(self, learner: str, *, generation: int, seq: int, fragment: int = 0) -> bool:
         """Whether this is the contribution that `take` would give."""
         with self._lock:
-            stage = self._stages.get(learner)
+            stage = self._stages.get((learner, fragment))
             return stage is not None and stage.key == (generation, seq) and stage.assembled is not None
 
     def assemble(self, contribution: Contribution, *, layout: Layout) -> Assembled:
         """The whole contribution, looked at once. Raises `parts_missing` while named parts are not here."""
         with self._lock:
-            stage = self._stages.get(contribution.learner)
+            stage = self._stages.get((contribution.learner, contribution.fragment))
             if stage is None or stage.key != (contribution.generation, contribution.seq):
                 received: dict[int, str] = {}
             else:
@@ -145,44 +159,69 @@ class Staging:
             )
         with stage.lock:
             if stage.assembled is None:
-                stage.assembled = _assemble([stage.slots[one.rank] for one in contribution.parts], layout=layout)
-                for slot in stage.slots.values():
-                    slot.delta = slot.ema = np.empty(0, np.float32)
+                parts = [(stage.headers[one.rank], stage.slots[one.rank].upload) for one in contribution.parts]
+                stage.assembled = _assemble(parts, layout=layout, fragment=contribution.fragment)
+                with self._lock:
+                    stage.slots.clear()
             return stage.assembled
 
-    def take(self, learner: str) -> tuple[Assembled, int]:
+    def take(self, learner: str, *, fragment: int = 0) -> tuple[Assembled, int]:
         """The accepted contribution of a learner and its size in bytes."""
         with self._lock:
-            stage = self._stages[learner]
+            stage = self._stages[learner, fragment]
         assert stage.assembled is not None, f"the contribution of {learner} was accepted without its data"
         return stage.assembled, stage.size
 
-    def drop(self, learner: str, *, generation: int, seq: int) -> None:
+    def drop(self, learner: str, *, generation: int, seq: int, fragment: int = 0) -> None:
         """The contribution is answered."""
         with self._lock:
-            stage = self._stages.get(learner)
+            stage = self._stages.get((learner, fragment))
             if stage is not None and stage.key <= (generation, seq):
-                del self._stages[learner]
+                del self._stages[learner, fragment]
 
 
-def _assemble(slots: list[Slot], *, layout: Layout) -> Assembled:
-    nothing = np.empty(0, np.float32)
-    gap = find_gap([one for slot in slots for one in slot.header.ranges], total=layout.total)
-    if gap:
-        return Assembled(
-            delta=nothing, ema=nothing, norm=0.0, problem=f"its parts do not cover the model exactly once: {gap}"
+def _check(header: PartHeader, *, layout: Layout) -> None:
+    """Everything that can be known before memory is taken."""
+    if header.fingerprint != layout.fingerprint:
+        raise Refusal(
+            "layout",
+            f"the part was cut from another layout ({header.fingerprint[:12]}, here {layout.fingerprint[:12]})",
         )
-    if len(slots) == 1 and slots[0].header.ranges == [(0, layout.total)]:
-        delta, ema = slots[0].delta, slots[0].ema
-    else:
-        delta, ema = np.empty(layout.total, np.float32), np.empty(layout.total, np.float32)
-        for slot in slots:
-            scatter(delta, slot.header.ranges, slot.delta)
-            scatter(ema, slot.header.ranges, slot.ema)
+    if not 0 <= header.fragment < layout.fragments:
+        raise Refusal("bad_request", f"there is no fragment {header.fragment} of {layout.fragments}")
+    first, length = layout.fragment_range(header.fragment)
+    problem = find_range_problem(header.ranges, total=length, first=first)
+    if problem:
+        raise Refusal("bad_request", problem)
+    size = encoded_bytes(count(header.ranges), header.codec) * (2 if header.has_ema else 1)
+    if header.bytes != size:
+        text = f"the header announces {header.bytes} bytes; its ranges are {size} bytes in {header.codec}"
+        raise Refusal("bad_request", text)
+
+
+def _assemble(parts: list[tuple[PartHeader, Upload]], *, layout: Layout, fragment: int) -> Assembled:
+    """Put together where it is read: no copy is made of what came."""
+    start, length = layout.fragment_range(fragment)
+    if len({(header.codec, header.has_ema) for header, _ in parts}) > 1:
+        return _problem("its parts differ in codec, or only some of them have averaged weights")
+    displacements, averages = list[Part](), list[Part]()
+    for header, upload in parts:
+        data, cut = upload.data, len(upload.data) // (2 if header.has_ema else 1)
+        displacements.append(Part(data=data[:cut], ranges=header.ranges, codec=header.codec))
+        if header.has_ema:
+            averages.append(Part(data=data[cut:], ranges=header.ranges, codec=header.codec))
+    try:
+        delta = Parts(displacements, start=start, length=length)
+        ema = Parts(averages, start=start, length=length) if averages else np.empty(0, np.float32)
+    except ValueError as error:
+        return _problem(f"{error}")
     norm = measure_norm(delta)
     for name, value in (("displacement", norm), ("EMA", measure_norm(ema))):
         if not np.isfinite(value):
-            return Assembled(
-                delta=nothing, ema=nothing, norm=0.0, problem=f"its {name} has elements that are not finite"
-            )
+            return _problem(f"its {name} has elements that are not finite")
     return Assembled(delta=delta, ema=ema, norm=norm)
+
+
+def _problem(text: str) -> Assembled:
+    nothing = np.empty(0, np.float32)
+    return Assembled(delta=nothing, ema=nothing, norm=0.0, problem=text)

@@ -1,7 +1,10 @@
-"""The syncer's durable state as one file: Theta, B, A as safetensors, everything else as JSON in its metadata."""
+"""The durable state of one fragment as one file: Theta, B, A and the averaged weights as safetensors, everything else
+as JSON in its metadata.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -14,6 +17,17 @@ from training.sync.messages import Ledger
 from training.sync.outer import OuterState
 from training.sync.tensors import Point, Written, hash_file, no_point, write_tensors
 
+_ARRAYS = ("theta", "momentum", "accumulated", "average")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentState:
+    """The arrays of one fragment, all equally long."""
+
+    outer: OuterState
+    average: Floats
+    """What is published: the mean of the learners' averaged weights, or an average over versions."""
+
 
 class StateNote(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON beside the arrays."""
@@ -25,14 +39,28 @@ class StateNote(msgspec.Struct, frozen=True, kw_only=True):
     shapes: dict[str, list[int]]
     event: str
     """The `sync_merged` event of this version, so that a crash between commit and event does not lose it."""
-    format: int = 1
+    fragment: int = 0
+    fragments: int = 1
+    buffers: dict[str, list[int]] = {}
+    format: int = 2
+
+    @property
+    def layout(self) -> Layout:
+        """What the whole model looks like."""
+        return Layout.from_shapes(self.shapes, buffers=self.buffers, fragments=self.fragments)
 
 
-def write_state(outer: OuterState, *, note: StateNote, folder: Path, point: Point = no_point) -> Written:
-    """Write one state under a new name; nobody refers to it before HEAD does."""
-    name = f"state-{note.ledger.version:08d}-{note.epoch:06d}.safetensors"
+def write_state(state: FragmentState, *, note: StateNote, folder: Path, point: Point = no_point) -> Written:
+    """Write one fragment's state under a new name; nobody refers to it before HEAD does."""
+    name = f"{state_prefix(note.fragment, note.ledger.fragments[note.fragment].version)}{note.epoch:06d}.safetensors"
+    outer = state.outer
     return write_tensors(
-        {"theta": outer.theta, "momentum": outer.momentum, "accumulated": outer.accumulated},
+        {
+            "theta": outer.theta,
+            "momentum": outer.momentum,
+            "accumulated": outer.accumulated,
+            "average": state.average,
+        },
         metadata={"note": msgspec.json.encode(note).decode()},
         temporary=folder / f"{name}.tmp",
         name=lambda _: folder / name,
@@ -41,7 +69,12 @@ def write_state(outer: OuterState, *, note: StateNote, folder: Path, point: Poin
     )
 
 
-def read_state(path: Path, *, sha256: str) -> tuple[OuterState, StateNote]:
+def state_prefix(fragment: int, version: int) -> str:
+    """How the names of a fragment's states of one version begin; the epoch of their writer follows."""
+    return f"state-{fragment:02d}-{version:08d}-"
+
+
+def read_state(path: Path, *, sha256: str) -> tuple[FragmentState, StateNote]:
     """Read a state back; refuses bytes that are not exactly those that were committed."""
     remedy = "restore the file from a backup; earlier states here are older rounds that learners would disagree with"
     if not path.exists():
@@ -56,14 +89,14 @@ def read_state(path: Path, *, sha256: str) -> tuple[OuterState, StateNote]:
     try:
         with safe_open(path, framework="np") as file:
             note = msgspec.json.decode(file.metadata()["note"], type=StateNote)
-            arrays: dict[str, Floats] = {name: file.get_tensor(name) for name in ("theta", "momentum", "accumulated")}
+            arrays: dict[str, Floats] = {name: file.get_tensor(name) for name in _ARRAYS}
     except (SafetensorError, msgspec.DecodeError, KeyError) as error:
         raise DataError(f"the committed state cannot be read: {error}", where=str(path), hint=remedy) from error
-    layout = Layout.from_shapes(note.shapes)
-    theta = arrays["theta"]
-    if layout.fingerprint != note.ledger.fingerprint or any(len(array) != layout.total for array in arrays.values()):
+    layout, theta = note.layout, arrays["theta"]
+    length = layout.fragment_range(note.fragment)[1]
+    if layout.fingerprint != note.ledger.fingerprint or any(len(array) != length for array in arrays.values()):
         raise DataError("the committed state does not fit its own layout", where=str(path), hint=remedy)
-    if fingerprint_weights(np.ascontiguousarray(theta)) != note.ledger.theta_sha256:
+    if fingerprint_weights(np.ascontiguousarray(theta)) != note.ledger.fragments[note.fragment].theta_sha256:
         raise DataError(
             "the committed weights do not have the fingerprint in their ledger", where=str(path), hint=remedy
         )
@@ -73,10 +106,10 @@ def read_state(path: Path, *, sha256: str) -> tuple[OuterState, StateNote]:
         accumulated=arrays["accumulated"],
         rounds_accumulated=note.rounds_accumulated,
     )
-    return outer, note
+    return FragmentState(outer=outer, average=arrays["average"]), note
 
 
 def read_weights(path: Path) -> Floats:
-    """Only Theta of an earlier state."""
+    """Only Theta of an earlier state of a fragment."""
     with safe_open(path, framework="np") as file:
         return file.get_tensor("theta")

@@ -8,6 +8,7 @@ the state file: a registration makes a new generation durable without writing th
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,8 +19,7 @@ from storage import Bucket, ExistsError, MissingError, StaleError, Stored, file_
 from training.sync.files import Files, StoreError, later
 from training.sync.layout import Floats
 from training.sync.messages import Ledger
-from training.sync.outer import OuterState
-from training.sync.state import StateNote, read_state
+from training.sync.state import FragmentState, StateNote, read_state
 from training.sync.tensors import Point, Written, no_point
 
 HEAD = "HEAD.json"
@@ -28,7 +28,7 @@ _TRIES = 10
 
 
 class StateName(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that counts."""
+    """The state of a fragment that counts."""
 
     file: str
     sha256: str
@@ -42,8 +42,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     serial: int
     """Grows with each replacement."""
     ledger: Ledger
-    state: StateName | None = None
-    format: int = 1
+    states: list[StateName] = []
+    """By fragment; none before version 0."""
+    format: int = 2
     writer: str = ""
     """The process that wrote it: two that start at once would write equal bytes otherwise, and both believe to have."""
 
@@ -90,25 +91,24 @@ class Store:
         assert self._head is not None, "take_over comes first"
         return self._head
 
-    def take_over(self, ledger: Ledger) -> tuple[OuterState, StateNote] | None:
-        """Verify what is here, then fence every earlier syncer with a higher epoch; the committed state, if any.
+    def take_over(self, ledger: Ledger) -> list[tuple[FragmentState, StateNote]]:
+        """Verify what is here, then fence every earlier syncer with a higher epoch; the committed states, if any.
 
         `ledger` is that of a new run; its run and contract have to match what is here.
         """
         for _ in range(_TRIES):
             found = self._read()
             before, tag = found or (None, "")
-            loaded = None
+            loaded: list[tuple[FragmentState, StateNote]] = []
             if before is not None:
                 self._check(before.ledger, ledger)
-                if before.state is not None:
-                    path = self.files.state(before.state.file, sha256=before.state.sha256)
-                    loaded = read_state(path, sha256=before.state.sha256)
+                paths = [self.files.state(one.file, sha256=one.sha256) for one in before.states]
+                loaded = [read_state(path, sha256=one.sha256) for path, one in zip(paths, before.states, strict=True)]
             head = Head(
                 epoch=before.epoch + 1 if before else 1,
                 serial=before.serial + 1 if before else 1,
                 ledger=before.ledger if before else ledger,
-                state=before.state if before else None,
+                states=before.states if before else [],
                 writer=self._writer,
             )
             try:
@@ -127,12 +127,18 @@ class Store:
         """Make a state or model outlive this process; before HEAD names it."""
         self.files.keep(written)
 
-    def commit(self, ledger: Ledger, *, state: Written | None = None) -> None:
-        """Replace HEAD, if it still is ours. `StoreError` if that cannot be done now, or was and nobody could tell."""
-        name = StateName(file=state.path.name, sha256=state.sha256, size=state.size) if state else self.head.state
+    def commit(self, ledger: Ledger, *, states: Mapping[int, Written] | None = None) -> None:
+        """Replace HEAD, if it still is ours. `StoreError` if that cannot be done now, or was and nobody could tell.
+
+        `states`: the new one of each fragment that has changed.
+        """
+        names = dict(enumerate(self.head.states))
+        for fragment, written in (states or {}).items():
+            names[fragment] = StateName(file=written.path.name, sha256=written.sha256, size=written.size)
+        found = [names[fragment] for fragment in sorted(names)]
         serial = self.head.serial + 1
         while True:
-            head = Head(epoch=self.head.epoch, serial=serial, ledger=ledger, state=name, writer=self._writer)
+            head = Head(epoch=self.head.epoch, serial=serial, ledger=ledger, states=found, writer=self._writer)
             try:
                 with later():
                     self._write(head, tag=self._tag)
@@ -153,14 +159,13 @@ class Store:
         if found is None or found[0].epoch != self.head.epoch:
             self._raise_deposed(found[0] if found else None)
 
-    def read_version(self, version: int) -> Floats | None:
-        """Weights of an earlier version, while its state is kept."""
-        return self.files.read_version(version)
+    def read_version(self, version: int, *, fragment: int) -> Floats | None:
+        """Weights of an earlier version of a fragment, while its state is kept."""
+        return self.files.read_version(version, fragment=fragment)
 
     def prune(self) -> None:
         """Remove states and models that nobody needs any more."""
-        state = self.head.state.file if self.head.state else ""
-        self.files.prune(state=state, model=self.head.ledger.model_sha256)
+        self.files.prune(states=[one.file for one in self.head.states], model=self.head.ledger.model_sha256)
 
     def _check(self, found: Ledger, wanted: Ledger) -> None:
         if found.run != wanted.run:
@@ -173,7 +178,7 @@ class Store:
             raise ConfigError(
                 f"the store was made under other sync settings ({found.contract[:12]}, now {wanted.contract[:12]})",
                 where=self._bucket.uri,
-                hint="mode, inner steps, batch and outer optimizer cannot change inside a run; start a new run",
+                hint="mode, steps, batch, fragments, optimizer and codec cannot change inside a run; start a new run",
             )
 
     def _own_late_write(self) -> int:

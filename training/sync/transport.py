@@ -1,7 +1,8 @@
 """One kept-open HTTP connection to the syncer, and calls that outlive its restarts.
 
 Every socket operation has a deadline. A call that gets no answer is repeated with the same bytes, with growing and
-jittered pauses, until its deadline; the syncer's answers are made for that. A refusal is never repeated.
+jittered pauses, until its deadline; the syncer's answers are made for that. A refusal is never repeated, nor is a
+handshake in which one side did not know the other.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import http.client
 import logging
 import random
+import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,12 +21,18 @@ import msgspec
 from msgspec import Struct
 
 from spec.errors import RefusedError, UnreachableError
+from spec.sync_keys import SyncKeys, open_connection
+from training.sync.chunks import PIECE_BYTES, Pace
 from training.sync.messages import ErrorReply
 from training.sync.refusals import RETRY_STATUS
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-_CHUNK = 4 << 20
+_STRANGERS = (
+    "CERTIFICATE_VERIFY_FAILED", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_UNKNOWN", "DECRYPT_ERROR", "WRONG_VERSION_NUMBER",
+)  # fmt: skip
+"""In OpenSSL's names of errors: a certificate is not of this run, or one side speaks no TLS. Others may pass."""
 T = TypeVar("T", bound=Struct)
 
 
@@ -43,6 +51,7 @@ class Response:
     status: int
     headers: dict[str, str]
     body: bytearray
+    """Empty if it was read into the caller's memory."""
 
     def read(self, kind: type[T]) -> T:
         """The body as a message."""
@@ -52,8 +61,20 @@ class Response:
 class Link:
     """One connection, one call at a time; not shared between threads that must not wait for each other."""
 
-    def __init__(self, address: str, *, run: str, timeout_seconds: float, closed: threading.Event) -> None:
-        self.address = address
+    def __init__(
+        self,
+        address: str,
+        *,
+        run: str,
+        timeout_seconds: float,
+        closed: threading.Event,
+        keys: SyncKeys | None = None,
+        pace_out: Pace | None = None,
+        pace_in: Pace | None = None,
+    ) -> None:
+        """`timeout_seconds`: longest silence of the other side in the middle of a call."""
+        self.address, self._keys = address, keys
+        self._pace_out, self._pace_in = pace_out or Pace(None), pace_in or Pace(None)
         self._host, _, self._port = address.rpartition(":")
         self._run, self._timeout, self._closed = run, timeout_seconds, closed
         self._connection: http.client.HTTPConnection | None = None
@@ -67,19 +88,22 @@ class Link:
         method: str = "POST",
         body: Sequence[bytes | memoryview] = (),
         patience_seconds: float = 0.0,
-        expected_bytes: int | None = None,
+        into: memoryview | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Repeat one request until it is answered or `until` (monotonic) has passed.
 
-        `patience_seconds` is how long the syncer may think; `expected_bytes` the size of an answer that is not JSON.
+        `patience_seconds` is how long the syncer may think; an answer that is not JSON goes `into` memory of its size.
         """
         pause, trouble = _FIRST_PAUSE, "no attempt was made"
         while True:
             try:
                 response = self.ask_once(
-                    path, method=method, body=body, patience_seconds=patience_seconds, expected_bytes=expected_bytes
+                    path, method=method, body=body, patience_seconds=patience_seconds, into=into, headers=headers
                 )
             except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, ssl.SSLError) and any(one in (error.reason or "") for one in _STRANGERS):
+                    raise self._strangers(error) from error
                 trouble = f"{type(error).__name__}: {error}"
             else:
                 if response.status < 400:
@@ -103,19 +127,20 @@ class Link:
         method: str,
         body: Sequence[bytes | memoryview] = (),
         patience_seconds: float = 0.0,
-        expected_bytes: int | None = None,
+        into: memoryview | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """One request; a kept connection that the other side has closed meanwhile is opened anew once."""
         with self._lock:
             kept = self._connection is not None
             try:
-                return self._exchange(path, method, body, patience_seconds, expected_bytes)
+                return self._exchange(path, method, body, patience_seconds, into, headers or {})
             except (OSError, http.client.HTTPException):
                 self._drop()
                 if not kept:
                     raise
             try:
-                return self._exchange(path, method, body, patience_seconds, expected_bytes)
+                return self._exchange(path, method, body, patience_seconds, into, headers or {})
             except (OSError, http.client.HTTPException):
                 self._drop()
                 raise
@@ -131,38 +156,67 @@ class Link:
             self._connection = None
 
     def _exchange(
-        self, path: str, method: str, body: Sequence[bytes | memoryview], patience: float, expected_bytes: int | None
+        self,
+        path: str,
+        method: str,
+        body: Sequence[bytes | memoryview],
+        patience: float,
+        into: memoryview | None,
+        headers: Mapping[str, str],
     ) -> Response:
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._host, int(self._port), timeout=self._timeout)
-            self._connection.connect()
+            self._connection = open_connection(
+                self._host, int(self._port), timeout_seconds=self._timeout, keys=self._keys
+            )
         connection = self._connection
         assert connection.sock is not None
         connection.sock.settimeout(self._timeout + patience)
-        headers = {"Content-Length": str(sum(len(one) for one in body)), "Content-Type": "application/octet-stream"}
-        connection.request(method, f"/v1/{self._run}/{path}", body=_slices(body) if body else None, headers=headers)
+        size = sum(len(one) for one in body)
+        own = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+        keys = self._keys.headers if self._keys else {}
+        connection.request(
+            method, f"/v1/{self._run}/{path}", body=self._pieces(body) if body else None,
+            headers={**own, **keys, **headers},
+        )  # fmt: skip
         response = connection.getresponse()
-        length = int(response.headers.get("Content-Length", "0"))
-        if response.status == 200 and expected_bytes is not None and length != expected_bytes:
-            raise http.client.HTTPException(f"the answer has {length} bytes instead of {expected_bytes}")
-        data = bytearray(length)
-        view, position = memoryview(data), 0
-        while position < length:
-            size = response.readinto(view[position:])
-            if not size:
-                raise http.client.IncompleteRead(bytes(data[:position]), length - position)
-            position += size
-        if not length:
-            response.read()
+        data = self._receive(response, into if response.status == http.HTTPStatus.OK else None)
         if response.will_close:
             self._drop()
         return Response(status=response.status, headers=dict(response.headers), body=data)
 
+    def _receive(self, response: http.client.HTTPResponse, into: memoryview | None) -> bytearray:
+        length = int(response.headers.get("Content-Length", "0"))
+        if into is not None and length != len(into):
+            raise http.client.HTTPException(f"the answer has {length} bytes instead of {len(into)}")
+        data = bytearray(length if into is None else 0)
+        view, position = memoryview(data) if into is None else into, 0
+        while position < length:
+            self._wait(self._pace_in, min(PIECE_BYTES, length - position))
+            size = response.readinto(view[position : position + PIECE_BYTES])
+            if not size:
+                raise http.client.IncompleteRead(b"", length - position)
+            position += size
+        if not length:
+            response.read()
+        return data
 
-def _slices(body: Sequence[bytes | memoryview]) -> Iterable[bytes | memoryview]:
-    for piece in body:
-        for start in range(0, len(piece), _CHUNK):
-            yield piece[start : start + _CHUNK]
+    def _pieces(self, body: Sequence[bytes | memoryview]) -> Iterable[bytes | memoryview]:
+        for view in body:
+            for start in range(0, len(view), PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                self._wait(self._pace_out, len(piece))
+                yield piece
+
+    def _wait(self, pace: Pace, size: int) -> None:
+        seconds = pace.take(size)
+        if seconds > 0 and self._closed.wait(seconds):
+            raise ConnectionAbortedError("the client is closed")
+
+    def _strangers(self, error: ssl.SSLError) -> RefusedError:
+        return RefusedError(
+            f"this process and the syncer at {self.address} are not of the same run: {error.reason}",
+            hint="learners and syncer of a run need the keys that `gkr launch` made for it; keys end with their run",
+        )
 
 
 def _read_error(response: Response) -> ErrorReply:

@@ -1,8 +1,15 @@
-"""HTTP as both ports of the syncer speak it: bounded bodies, JSON errors with a reason, connections that stay open."""
+"""HTTP as both ports of the syncer speak it: bounded bodies, JSON errors with a reason, connections that stay open.
+
+Where the run has keys, every connection is TLS with a certificate of this run on both sides, every request has its
+token, and a learner speaks only for itself. Nothing of a request is read before that is known.
+"""
 
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -10,8 +17,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from msgspec import Struct
 
+from spec.sync_keys import SyncKeys
 from training.sync.messages import ErrorReply, encode
-from training.sync.refusals import Refusal
+from training.sync.refusals import Refusal, RefusalLog
 
 if TYPE_CHECKING:
     from training.sync.desk import Desk
@@ -21,6 +29,11 @@ JSON_LIMIT = 16 << 20
 """Largest JSON body: a layout of some hundred thousand parameters."""
 _DISCARD_SECONDS = 5.0
 """Longest silence of a sender whose body is thrown away."""
+_DISCARD_LONGEST_SECONDS = 60.0
+_HANDSHAKE_SECONDS = 10.0
+_LINGER_SECONDS = 1.0
+_TLS_HANDSHAKE = b"\x16"
+"""First byte of whoever speaks TLS."""
 _CHUNK = 1 << 20
 T = TypeVar("T", bound=Struct)
 
@@ -31,8 +44,16 @@ class SyncServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, address: tuple[str, int], handler: type[Handler], *, run: str) -> None:
-        self.run = run
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[Handler],
+        *,
+        run: str,
+        keys: SyncKeys | None = None,
+        refusals: RefusalLog | None = None,
+    ) -> None:
+        self.run, self.keys, self.refusals = run, keys, refusals or RefusalLog()
         self._desk: Desk | None = None
         super().__init__(address, handler, bind_and_activate=False)
         try:
@@ -51,6 +72,11 @@ class SyncServer(ThreadingHTTPServer):
         assert self._desk is not None, "attach comes before serve_forever"
         return self._desk
 
+    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
+        """A connection that ends in an error is its own end only."""
+        del request
+        _LOG.debug("connection of %s ended", client_address, exc_info=True)
+
 
 class Handler(BaseHTTPRequestHandler):
     """Common part of both ports. Subclasses answer `handle_path` with the path below `/v1/<run>/`."""
@@ -60,6 +86,26 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 120
     """Seconds of silence after which a connection is closed."""
     server: SyncServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def setup(self) -> None:
+        """In the connection's own thread, so that one that stays silent keeps nobody waiting."""
+        self.learner: str | None = None
+        self._plain = False
+        if self.server.keys is not None:
+            self._shake_hands(self.server.keys)
+        super().setup()
+
+    def finish(self) -> None:
+        """The server closes only the socket it has accepted, which TLS has taken over."""
+        try:
+            super().finish()
+        finally:
+            self.connection.close()
+
+    def check_sender(self, learner: str) -> None:
+        """Refuse who speaks for another learner than the one in its certificate."""
+        if self.learner not in (None, learner):
+            raise Refusal("sender", f"the certificate of learner {self.learner!r} does not speak for {learner!r}")
 
     def do_GET(self) -> None:
         self._serve()
@@ -107,14 +153,27 @@ class Handler(BaseHTTPRequestHandler):
 
     def read_json(self, kind: type[T]) -> T:
         """The body as a message."""
-        data = self.read_exactly(self.body_length(limit=JSON_LIMIT))
-        return decode(data, kind)
+        return self.decode(self.read_exactly(self.body_length(limit=JSON_LIMIT)), kind)
+
+    def decode(self, data: bytes, kind: type[T]) -> T:
+        """A message of the learner that sent it."""
+        try:
+            message = msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise Refusal("bad_request", f"not a {kind.__name__}: {error}") from error
+        learner = getattr(getattr(message, "contribution", message), "learner", None)
+        if learner is not None:
+            self.check_sender(learner)
+        return message
 
     def reply(self, message: Struct | None, *, status: int = 200) -> None:
         """Send a message."""
-        data = b"{}" if message is None else encode(message)
+        self.send(b"{}" if message is None else encode(message), kind="application/json", status=status)
+
+    def send(self, data: bytes, *, kind: str, status: int = 200) -> None:
+        """Send a small body of a content type."""
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         if self.close_connection:
             self.send_header("Connection", "close")
@@ -146,7 +205,38 @@ class Handler(BaseHTTPRequestHandler):
             _LOG.debug("connection of %s ended: %s", self.client_address, error)
             self.close_connection = True
 
+    def _shake_hands(self, keys: SyncKeys) -> None:
+        raw: socket.socket = self.request
+        raw.settimeout(_HANDSHAKE_SECONDS)
+        first = raw.recv(1, socket.MSG_PEEK)
+        if first and first != _TLS_HANDSHAKE:
+            self._plain = True  # is told so in its own language
+            return
+        tls = keys.server_context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+        try:
+            tls.do_handshake()
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) and first:
+                self.server.refusals.note("certificate", peer=self.client_address[0], message=f"no handshake: {error}")
+                _linger(tls)
+            tls.close()
+            raise
+        self.request = tls
+        subject = (tls.getpeercert() or {}).get("subject", ())
+        self.learner = dict(pair for name in subject for pair in name).get("commonName", "")  # type: ignore[misc]
+
+    def _check_keys(self) -> None:
+        keys = self.server.keys
+        if keys is None:
+            return
+        if self._plain:
+            hint = "learners are started by `gkr launch`, which gives them the keys of the run"
+            raise Refusal("no_certificate", "this syncer speaks TLS only, with the certificates of its run", hint=hint)
+        if not keys.knows(self.headers.get("Authorization", "")):
+            raise Refusal("token", f"the token is not that of run {self.server.run!r}")
+
     def _dispatch(self) -> None:
+        self._check_keys()
         address = urlsplit(self.path)
         parts = address.path.strip("/").split("/")
         if len(parts) < 3 or parts[0] != "v1":
@@ -158,21 +248,26 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, error: Refusal) -> None:
         """Say no, then throw the rest of the body away: a sender that is cut off would see no reason."""
-        _LOG.info("refused %s of %s: %s (%s)", self.path, self.client_address[0], error.message, error.reason)
+        peer = self.learner or self.client_address[0]
+        self.server.refusals.note(error.reason, peer=peer, message=f"{self.command} {self.path}: {error.message}")
         self.reply(ErrorReply(reason=error.reason, message=error.message, hint=error.hint), status=error.status)
         self.connection.settimeout(_DISCARD_SECONDS)
+        until = time.monotonic() + _DISCARD_LONGEST_SECONDS
         while self.unread > 0:
             size = len(self.rfile.read(min(self.unread, _CHUNK)))
-            if not size:
+            if not size or time.monotonic() > until:
                 self.close_connection = True
                 break
             self.unread -= size
         self.connection.settimeout(self.timeout)
 
 
-def decode(data: bytes, kind: type[T]) -> T:
-    """A message from JSON."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise Refusal("bad_request", f"not a {kind.__name__}: {error}") from error
+def _linger(tls: ssl.SSLSocket) -> None:
+    """Read on for a moment: closing on bytes that were not read would cut off the alert that says what is wrong."""
+    raw = socket.socket(fileno=tls.detach())
+    with raw:
+        raw.settimeout(_LINGER_SECONDS)
+        until = time.monotonic() + _LINGER_SECONDS
+        raw.shutdown(socket.SHUT_WR)
+        while time.monotonic() < until and raw.recv(_CHUNK):
+            pass

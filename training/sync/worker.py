@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from spec.events import SyncMember, SyncMerged, write_event
 from training.sync.core import Core
-from training.sync.events import Committed, MergeDone, Published, Tick
+from training.sync.events import Committed, Finished, MergeDone, Published, Tick
 from training.sync.layout import Floats, fingerprint_weights
 from training.sync.machine import step
-from training.sync.members import Round
-from training.sync.merge import Displacement, MergeResult, MergeRules, average_models, merge
-from training.sync.outer import OuterState
+from training.sync.members import SOFT_STALENESS, Round
+from training.sync.merge import Displacement, MergeResult, MergeRules, average_models, follow, merge
+from training.sync.outer import Spare
+from training.sync.pieces import Raised
 from training.sync.refusals import Refusal
-from training.sync.state import write_state
+from training.sync.staging import Assembled
+from training.sync.state import FragmentState
 from training.sync.store import DeposedError
 
 _LOG = logging.getLogger(__name__)
@@ -28,17 +32,23 @@ class _Merged:
     round: Round
     result: MergeResult
     average: Floats
-    sealed: float
+    share: float
     seconds: float
-    size: int
+    sizes: dict[str, int]
+    """Bytes of each contribution as it came."""
+
+    @property
+    def arrays(self) -> FragmentState:
+        return FragmentState(outer=self.result.outer, average=self.average)
 
 
 class Worker:
-    """The one thread that moves a sealed round on."""
+    """The one thread that moves sealed rounds on, one after the other."""
 
     def __init__(self, core: Core, *, retry_seconds: float) -> None:
         self._core = core
         self._retry_seconds = retry_seconds
+        self._spare = Spare()
         config = core.settings.config
         self._rules = MergeRules(
             learning_rate=config.outer_learning_rate,
@@ -62,26 +72,41 @@ class Worker:
             _LOG.warning("the store cannot be read: %s", error)
 
     def work_once(self, *, wait_seconds: float = 0.0) -> bool:
-        """Take the round from SEALED to published, if it is sealed within the wait; whether it was."""
+        """Take one round from SEALED to published, or a drained run to its end, if there is such work within the wait;
+        whether there was.
+        """
         core = self._core
         with core.changed:
-            core.changed.wait_for(lambda: self._sealed() is not None or core.stopping.is_set(), timeout=wait_seconds)
-            sealed, outer = self._sealed(), core.outer
-            if sealed is None or outer is None or core.stopping.is_set():
+            core.changed.wait_for(lambda: self._has_work() or core.stopping.is_set(), timeout=wait_seconds)
+            sealed, finishing = self._sealed(), core.state.finishing
+            if core.stopping.is_set() or not core.arrays:
                 return False
+        if sealed is None:
+            return finishing and self._insist("the final model", self._finish)
         core.store.point("sealed")
-        merged = self._merge(sealed, outer)
+        merged = self._merge(sealed)
         with core.changed:
-            core.apply(MergeDone())
+            core.apply(MergeDone(now=core.clock(), fragment=sealed.fragment))
         core.store.point("merged")
-        retry = self._retry_seconds
+        part = f" of fragment {sealed.fragment}" if core.state.rules.fragments > 1 else ""
+        return self._insist(f"version {sealed.number}{part}", lambda: self._commit(merged))
+
+    def _has_work(self) -> bool:
+        return self._sealed() is not None or self._core.state.finishing
+
+    def _sealed(self) -> Round | None:
+        """The round that has waited longest."""
+        sealed = [one for one in self._core.state.rounds if one.stage == "SEALED"]
+        return min(sealed, key=lambda one: (one.sealed or 0.0, one.fragment), default=None)
+
+    def _insist(self, what: str, work: Callable[[], None]) -> bool:
+        """Do it again until the store takes it; whether it did."""
+        core, retry = self._core, self._retry_seconds
         while not core.stopping.is_set():
             try:
-                self._commit(merged)
+                work()
             except OSError as error:
-                core.raise_alarm(
-                    f"version {sealed.number} is not committed and not published: {error}; next try in {retry:g} s"
-                )
+                core.raise_alarm(f"{what} is not committed and not published: {error}; next try in {retry:g} s")
                 core.stopping.wait(retry)
                 retry = min(2 * retry, _LONGEST_RETRY)
             except Refusal:
@@ -91,87 +116,158 @@ class Worker:
                 return True
         return False
 
-    def _sealed(self) -> Round | None:
-        current = self._core.state.round
-        return current if current is not None and current.stage == "SEALED" else None
-
-    def _merge(self, sealed: Round, outer: OuterState) -> _Merged:
-        core, started = self._core, self._core.clock()
-        names = sorted(sealed.arrivals)
-        taken = {name: core.staging.take(name) for name in names}
+    def _merge(self, sealed: Round) -> _Merged:
+        core, started, fragment = self._core, self._core.clock(), sealed.fragment
+        outer, names = core.arrays[fragment].outer, sorted(sealed.arrivals)
+        taken = {name: core.staging.take(name, fragment=fragment) for name in names}
         shares = [
-            Displacement(learner=name, delta=taken[name][0].delta, samples=sealed.arrivals[name].samples)
+            Displacement(
+                learner=name,
+                delta=taken[name][0].delta,
+                samples=sealed.arrivals[name].samples,
+                staleness=sealed.staleness(name),
+            )
             for name in names
         ]
-        averages = [(name, taken[name][0].ema, sealed.arrivals[name].samples) for name in names]
+        share = sealed.share if core.state.rules.decoupled else 1.0
+        result = merge(
+            outer,
+            shares,
+            rules=replace(self._rules, soft_staleness=SOFT_STALENESS * max(1, sealed.active)),
+            frac=share,
+            trainable=core.require_layout().trainable_in(fragment),
+            spare=self._spare,
+        )
+        average = self._average(sealed, {name: one for name, (one, _) in taken.items()}, theta=result.outer.theta)
         return _Merged(
             round=sealed,
-            result=merge(outer, shares, rules=self._rules),
-            average=average_models(averages, round_samples=core.settings.round_samples),
-            sealed=started,
+            result=result,
+            average=average,
+            share=share,
             seconds=core.clock() - started,
-            size=sum(size for _, size in taken.values()),
+            sizes={name: size for name, (_, size) in taken.items()},
         )
+
+    def _average(self, sealed: Round, taken: dict[str, Assembled], *, theta: Floats) -> Floats:
+        """The fragment's averaged weights after the merge: they move by the share of a full round that the merge is."""
+        core = self._core
+        share = sealed.share if core.state.rules.decoupled else 1.0
+        before = core.arrays[sealed.fragment]
+        if core.settings.config.ema == "syncer":
+            steps = sum(one.steps for one in sealed.arrivals.values()) / len(sealed.arrivals)
+            beta = core.plan.train.ema_decay if core.plan.train else 0.0
+            return follow(before.average, theta, decay=beta ** (share * steps), out=self._take_spare(theta))
+        # Averages come as displacements from the learner's base. Put on the newest weights, as a rebase does, they are
+        # exact in a barrier and need no earlier version otherwise.
+        averages = [
+            (name, Raised(base=before.outer.theta, displacement=one.ema), sealed.arrivals[name].samples)
+            for name, one in taken.items()
+        ]
+        newest = average_models(
+            averages, round_samples=core.settings.round_samples, out=self._take_spare(before.average)
+        )
+        return newest if share == 1 else follow(before.average, newest, decay=1 - share, out=newest)
+
+    def _take_spare(self, like: Floats) -> Floats:
+        found: Any = self._spare.take(like)
+        return found
 
     def _commit(self, merged: _Merged) -> None:
         """DURABLE comes before published: state file, then HEAD, then the new weights are served and verdicts given."""
-        core, started = self._core, self._core.clock()
-        outer = merged.result.outer
-        model = core.publish_model(merged.average, version=merged.round.number)
-        event = Committed(now=started, theta_sha256=fingerprint_weights(outer.theta), model_sha256=model)
+        core, started, fragment = self._core, self._core.clock(), merged.round.fragment
+        arrays, before = merged.arrays, core.arrays[fragment]
+        event = Committed(
+            now=started, fragment=fragment, theta_sha256=fingerprint_weights(arrays.outer.theta), model_sha256=""
+        )
+        with core.changed:
+            booked = step(core.state, event)[0]
+        if self._publishes(merged, final=booked.ledger.final):
+            averages = [one.average for one in core.arrays]
+            averages[fragment] = arrays.average
+            event = replace(event, model_sha256=core.publish_model(averages, version=booked.version))
         with core.changed:
             ledger = step(core.state, event)[0].durable()
         line = self._describe(merged, event, durable_seconds=core.clock() - started)
-        note = core.note(ledger, outer, event=write_event(line))
-        written = write_state(outer, note=note, folder=core.store.states, point=core.store.point)
-        core.store.keep(written)
+        written = core.write_fragment(ledger, arrays, fragment=fragment, event=write_event(line))
         with core.changed:
-            core.apply(event, save=lambda newest: core.store.commit(newest, state=written))
+            core.apply(event, save=lambda newest: core.store.commit(newest, states={fragment: written}))
             core.store.point("durable")
-            core.outer = outer
-            core.journal.emit(self._describe(merged, event, durable_seconds=core.clock() - started))
+            core.arrays[fragment] = arrays
+            core.merges[fragment] = self._describe(merged, event, durable_seconds=core.clock() - started)
+            core.journal.emit(core.merges[fragment])
             core.emit_ledger()
             for arrival in merged.round.arrivals.values():
-                core.staging.drop(arrival.learner, generation=arrival.generation, seq=arrival.seq)
-            core.apply(Published(now=core.clock()))
+                core.staging.drop(arrival.learner, generation=arrival.generation, seq=arrival.seq, fragment=fragment)
+            core.received.update(merged.sizes)
+            core.apply(Published(now=core.clock(), fragment=fragment))
         core.store.point("published")
+        self._retire(before, kept=arrays)
+        self._prune()
+
+    def _publishes(self, merged: _Merged, *, final: bool) -> bool:
+        """A model is published when all fragments have been through a full round, and at the end."""
+        last = merged.round.fragment == self._core.state.rules.fragments - 1
+        return final or (last and merged.result.outer.rounds_accumulated == 0)
+
+    def _retire(self, before: FragmentState, *, kept: FragmentState) -> None:
+        """Memory for the next merge: of what only this thread reads. Former weights may still be on their way out."""
+        still = {id(kept.outer.momentum), id(kept.outer.accumulated), id(kept.average)}
+        ours = (before.outer.momentum, before.outer.accumulated, before.average)
+        self._spare.give(*(one for one in ours if id(one) not in still))
+
+    def _finish(self) -> None:
+        """The end of a run that has drained: its model, then HEAD."""
+        core = self._core
+        digest = core.publish_model([one.average for one in core.arrays], version=core.state.version)
+        with core.changed:
+            core.apply(Finished(now=core.clock(), model_sha256=digest))
+            core.emit_ledger()
+        self._prune()
+
+    def _prune(self) -> None:
         try:
-            core.store.prune()
+            self._core.store.prune()
         except OSError as error:
             _LOG.warning("old states cannot be removed: %s", error)
 
     def _describe(self, merged: _Merged, event: Committed, *, durable_seconds: float) -> SyncMerged:
-        core = self._core
+        core, current = self._core, merged.round
         with core.changed:
             state = core.state
-            first = merged.round.first_arrival or merged.sealed
+            booked = state if state.versions[current.fragment] == current.number else step(state, event)[0]
+            sealed = current.sealed or 0.0
+            first = current.first_arrival or sealed
             members = [
                 SyncMember(
                     learner=name,
-                    generation=arrival.generation
-                    if (arrival := merged.round.arrivals.get(name))
-                    else member.generation,
+                    generation=arrival.generation if (arrival := current.arrivals.get(name)) else member.generation,
                     state=member.state,
                     arrived_seconds=arrival.when - first if arrival else None,
                     samples=arrival.samples if arrival else 0,
+                    staleness=current.staleness(name) if arrival else 0,
                 )
                 for name, member in sorted(state.members.items())
             ]
-            ledger = state.ledger if state.version == merged.round.number else step(state, event)[0].ledger
             return SyncMerged(
                 time=core.journal.now(),
                 source="syncer",
-                round=merged.round.number,
+                round=booked.version,
+                fragment=current.fragment,
+                fragment_version=current.number,
                 epoch=state.epoch,
                 members=members,
-                open_seconds=merged.sealed - first,
+                open_seconds=sealed - first,
                 merge_seconds=merged.seconds,
                 durable_seconds=durable_seconds,
                 outer_gradient_norm=merged.result.gradient_norm,
                 cosine=merged.result.cosine,
-                samples_total=ledger.samples_total,
-                theta_sha256=event.theta_sha256,
-                model_sha256=event.model_sha256,
-                bytes_in=merged.size,
-                final=ledger.final,
+                mean_cosine=merged.result.mean_cosine,
+                momentum_cosine=merged.result.momentum_cosine,
+                share=merged.share,
+                samples_total=booked.ledger.samples_total,
+                theta_sha256=booked.ledger.theta_sha256,
+                fragment_sha256=event.theta_sha256,
+                model_sha256=event.model_sha256 or None,
+                bytes_in=sum(merged.sizes.values()),
+                final=booked.ledger.final,
             )

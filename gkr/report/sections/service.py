@@ -8,6 +8,7 @@ from gkr.report.markup import Html, el, empty, section, table
 from gkr.report.record import RunRecord
 from gkr.report.series import ServiceCurves, services
 from gkr.report.words import count, number
+from spec.events import ServiceStats
 
 _MOST_RANKS = 12
 
@@ -17,13 +18,14 @@ def service(record: RunRecord) -> Html:
     found = services(record)
     drawn = [chart for i, one in enumerate(found) for chart in _charts(record, curves=one, index=i)]
     totals = _totals(record)
+    last = _last(record)
     if not drawn and totals is None:
         return section("Services", empty("No service reported."), anchor="services")
     lead = (
         "Time from the arrival of a request to its answer; of several replicas the slowest. A rank's queue is"
         " bounded, so that none can delay another beyond one batch."
     )
-    return section("Services", totals, el("div", drawn, class_="charts"), anchor="services", lead=lead)
+    return section("Services", totals, last, el("div", drawn, class_="charts"), anchor="services", lead=lead)
 
 
 def _totals(record: RunRecord) -> Html | None:
@@ -35,6 +37,23 @@ def _totals(record: RunRecord) -> Html | None:
         for name, one in told.items()
     ]
     return table(("service", "requests", "errors", "p50 ms", "p99 ms"), rows, numeric=range(1, 5), class_="narrow")
+
+
+def _last(record: RunRecord) -> Html | None:
+    """What each replica and class did, as its last process told."""
+    newest = {(one.service, one.learner, one.replica): one for one in record.of(ServiceStats)}
+    rows = [
+        [
+            f"{service}-{replica} of {learner}", name, count(of.requests), number(of.p50_ms), number(of.p99_ms),
+            number(one.batch_mean), count(one.duplicates), count(one.cancelled), one.weights[:12],
+        ]
+        for (service, learner, replica), one in newest.items()
+        for name, of in one.by_priority.items()
+    ]  # fmt: skip
+    if not rows:
+        return None
+    header = ("replica", "class", "requests", "p50 ms", "p99 ms", "batch", "doubles", "cancelled", "weights")
+    return table(header, rows, numeric=range(2, 8), class_="narrow")
 
 
 def _charts(record: RunRecord, *, curves: ServiceCurves, index: int) -> list[Html]:

@@ -16,17 +16,12 @@ import yaml
 from infra.engine.place import DOUBLE_READS_ONLY
 from spec.machines import CATALOGUE, Machine, machine
 from tools.bed import fake_nodes, kwok
-from tools.bed.holder import holder
-from tools.bed.layout import MOST_REGIONS, Bed, beds
+from tools.bed.layout import Bed
 from tools.bed.processes import ensure
 from tools.bed.run import kubectl
+from tools.local_stacks import bed_of
 
 POOL_LABEL = "cloud.google.com/gke-nodepool"
-
-
-def bed_of(region: str) -> Bed | None:
-    """The bed that stands for a region, if it is up."""
-    return next((one for one in beds(MOST_REGIONS) if one.region == region and holder(one) is not None), None)
 
 
 def reach(region: str) -> dict[str, Any]:
@@ -42,6 +37,52 @@ def reach(region: str) -> dict[str, Any]:
             "clusterCaCertificate": server["certificate-authority-data"],
             "clientCertificate": user["client-certificate-data"],
             "clientKey": user["client-key-data"],
+        },
+    }
+
+
+def provide_types(region: str) -> None:
+    """The resource types that GKE brings to a cluster with several networks."""
+    bed = bed_of(region)
+    if bed is not None and not _reads_only():
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": network_types()})
+        kubectl(bed, "apply", "--server-side", "-f", "-", stdin=text)
+        names = [f"crd/{one['metadata']['name']}" for one in network_types()]
+        kubectl(bed, "wait", "--for=condition=Established", "--timeout=30s", *names)
+
+
+def remove_types(region: str) -> None:
+    """A cluster that is deleted takes them along; the bed outlives it."""
+    bed = bed_of(region)
+    if bed is not None and not _reads_only():
+        kubectl(bed, "delete", "--ignore-not-found", "crd", *(one["metadata"]["name"] for one in network_types()))
+
+
+def network_types() -> list[dict[str, Any]]:
+    """Network and GKENetworkParamSet with the fields that this project writes; what GKE adds is accepted unread."""
+    text: dict[str, Any] = {"type": "string"}
+    reference = {"type": "object", "properties": {"group": text, "kind": text, "name": text}}
+    mode = {"type": "string", "enum": ["NetDevice", "DPDK-VFIO", "RDMA"]}
+    return [
+        _type("Network", "networks", required=["type"], type=text, parametersRef=reference),
+        _type("GKENetworkParamSet", "gkenetworkparamsets", required=["vpc"], vpc=text, vpcSubnet=text, deviceMode=mode),
+    ]
+
+
+def _type(kind: str, plural: str, *, required: list[str], **fields: Mapping[str, Any]) -> dict[str, Any]:
+    more = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    spec = {**more, "properties": fields, "required": required}
+    schema = {"type": "object", "properties": {"spec": spec, "status": more}, "required": ["spec"]}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.networking.gke.io"},
+        "spec": {
+            "group": "networking.gke.io",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "scope": "Cluster",
+            "versions": [{**version, "subresources": {"status": {}}}],
         },
     }
 

@@ -114,6 +114,8 @@ class Double(provider_pb2_grpc.ResourceProviderServicer):
             _refuse(context, _BAD_STATE, f"{request.id} has deletion protection; switch it off in an update first")
         if kind == answers.NODE_POOL:
             _reported(context, lambda: on_bed.remove_pool(outputs))
+        if kind == answers.CLUSTER:
+            _reported(context, lambda: on_bed.remove_types(str(outputs["location"])))
         self._cloud.remove(kind, request.id)
         return empty_pb2.Empty()
 
@@ -133,6 +135,7 @@ class Double(provider_pb2_grpc.ResourceProviderServicer):
                 _half_made(context, identity, inputs, outputs, reason=_STOCK_OUT)
             _reported(context, lambda: on_bed.provide_pool(inputs))
         if kind == answers.CLUSTER:
+            _reported(context, lambda: on_bed.provide_types(str(inputs["location"])))
             reach = _reported(context, lambda: on_bed.reach(str(inputs["location"]))) or self._keys()
             if reach:
                 outputs = {**outputs, **reach}

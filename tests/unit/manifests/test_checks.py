@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from manifests import pods
 from manifests.checks import LARGEST_CONFIG_MAP, MOST_WORKER_GROUPS
 from manifests.render import learner_objects, render, syncer_objects
 from spec.errors import EXIT_CONFIG, ConfigError
@@ -88,6 +91,18 @@ run: python train.py
 def test_several_machines_whose_fabric_is_not_built() -> None:
     assert render(a3_high(1))
     assert "a3-high's fabric tcpx" in refused(a3_high(2))
+
+
+def test_a_pod_that_would_miss_its_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change to the pods that puts another container first is refused before anything runs."""
+    made = pods.pod_spec
+
+    def with_another_first(*args: Any, containers: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return made(*args, containers=[{"name": "proxy"}, *containers], **more)
+
+    monkeypatch.setattr(pods, "pod_spec", with_another_first)
+    assert render(cpu_run())
+    assert "Ray's container is not the first" in refused(ultra())
 
 
 def test_a_script_that_does_not_fit_a_config_map() -> None:

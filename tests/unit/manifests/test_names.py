@@ -72,6 +72,9 @@ def check(plan: Plan) -> None:
     assert all(LABEL_VALUE.fullmatch(value) for one in objects for value in one["metadata"]["labels"].values())
     for learner in plan.learners:
         assert DNS_1035.fullmatch(names.env_secret(learner))
+        assert DNS_1035.fullmatch(names.keys_secret(learner.job))
+    assert plan.syncer is None or DNS_1035.fullmatch(names.keys_secret(plan.syncer.name))
+    for learner in plan.learners:
         assert len(learner.job) <= LONGEST_RAYJOB
         cluster = f"{learner.job}-x1y2z"
         assert len(cluster) <= LONGEST_RAYCLUSTER

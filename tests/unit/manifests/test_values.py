@@ -70,3 +70,21 @@ def test_deadlines_are_whole_seconds_above_zero_and_fit_32_bits(duration: float)
     found = values.seconds(duration)
     assert 1 <= found <= 2**31 - 1
     assert found >= duration or found == 2**31 - 1
+
+
+@given(st.integers(0, 2**62), st.booleans())
+@example(51_539_607_552_000, False)
+@example(1_000_000, True)
+def test_a_canonical_amount_is_the_same_amount_without_zeros_that_a_suffix_says(amount: int, thousandths: bool) -> None:
+    text = values.canonical(amount, thousandths=thousandths)
+    number = text.rstrip("mkMGTPE")
+    power = {"m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}[text.removeprefix(number)]
+    assert int(number) * 1000 ** (power + thousandths) == amount
+    assert amount == 0 or int(number) % 1000 or power == 6
+
+
+def test_canonical_amounts_as_an_api_server_wrote_them() -> None:
+    assert values.canonical(51_539_607_552_000) == "51539607552k"
+    assert values.canonical(1_500, thousandths=True) == "1500m"
+    assert values.canonical(2_000_000, thousandths=True) == "2k"
+    assert values.canonical(0, thousandths=True) == "0"

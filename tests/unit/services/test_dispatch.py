@@ -20,7 +20,7 @@ def dispatcher(*links: str, grant: int = 2, max_attempts: int = 3) -> Dispatcher
 
 
 def sent(dispatcher: Dispatcher[str]) -> list[tuple[str, int]]:
-    return [(link, one.request) for link, one in dispatcher.assign()]
+    return [(link, one.request) for link, one in dispatcher.assign(0.0)]
 
 
 def test_nothing_is_sent_beyond_the_grant() -> None:
@@ -136,7 +136,7 @@ def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str,
                 del held[link]
                 ended += [one.request for one in client.lost(link)]
             case "assign":
-                for to, one in client.assign():
+                for to, one in client.assign(0.0):
                     held[to].append(one.request)
                     assert len(held[to]) <= 2
             case "answer" if held.get(link):

@@ -179,7 +179,7 @@ def test_what_a_person_got_wrong_is_one_clear_line(capsys: pytest.CaptureFixture
     assert main(["--source", SOURCE, "--manifest", "ftp://host/manifest.json"]) == ConfigError.exit_code
     _, err = capsys.readouterr()
     assert "unknown source 'mnist'" in err
-    assert "hint: sources are: sklearn-digits" in err
+    assert "hint: sources are: sklearn-digits, python-docstrings; or a URI" in err
     assert "Traceback" not in err
 
 

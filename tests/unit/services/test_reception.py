@@ -240,7 +240,7 @@ def test_an_expired_request_is_answered_and_never_computed(desk: Desk) -> None:
 def test_the_queue_of_a_client_that_is_gone_is_dropped(desk: Desk) -> None:
     desk.hello(WEST)
     desk.request(WEST, 1)
-    desk.reception.unreachable(WEST)
+    desk.reception.unreachable(WEST, now=desk.now)
 
     assert not desk.begin()
 
@@ -249,7 +249,7 @@ def test_answers_for_a_client_that_is_gone_are_dropped(desk: Desk) -> None:
     desk.hello(WEST)
     desk.request(WEST, 1)
     running = desk.begin()
-    desk.reception.unreachable(WEST)
+    desk.reception.unreachable(WEST, now=desk.now)
     desk.finish(running)
 
     assert not desk.heard(WEST)

@@ -15,7 +15,8 @@ from services.service import Call, Reply, ServiceContext
 from services.wire.messages import SampleArgs, Weights
 from spec.errors import DataError, GkrError, RefusedError
 from spec.train import ModelConfig
-from training.models.dit import DiT, initialise
+from training.models.dit import DiT
+from training.models.network import initialise
 from training.models.weights import save_model
 
 TEXT = ModelConfig(width=16, depth=1, heads=2, text_width=6)

@@ -180,6 +180,15 @@ def test_an_error_caused_by_a_flag_points_to_the_flag() -> None:
     assert str(unknown).startswith('--set train.bach=3: error: unknown key "bach" in train\n')
 
 
+def test_each_kind_of_model_has_its_own_keys_and_an_unknown_kind_is_named() -> None:
+    unknown = only(LOCAL, "train.model.kind=lmm")
+    assert unknown.message == 'train.model.kind: expected one of dit, lm, got the text "lmm"'
+    assert unknown.hint == 'did you mean "lm"?'
+    foreign = only(LOCAL.replace("recipe: digits", "recipe: docstrings, model: {contxt: 3}"))
+    assert (foreign.message, foreign.hint) == ('unknown key "contxt" in train.model', 'did you mean "context"?')
+    assert foreign.as_dict()["help"].startswith("context: Bytes that the model sees at once.")
+
+
 def test_problems_are_data_for_json_output() -> None:
     data = only(LOCAL + "zz: 1\n").as_dict()
     assert set(data) == {"file", "line", "column", "path", "message", "hint", "help", "snippet"}

@@ -23,6 +23,7 @@ from spec.events import (
     Score,
     ServiceStats,
     StepMetrics,
+    SyncFragmentLedger,
     SyncLedger,
     SyncMember,
     SyncMerged,
@@ -222,6 +223,42 @@ def test_a_death_in_the_middle_of_a_round_leaves_the_ledger_balanced(
     assert summary.sync.learners_agree
     assert (east.restarts, east.ledger.lost) == (1, killed_after * BATCH)
     assert [one.lost_steps for one in summary.recoveries] == [killed_after]
+
+
+def test_fragments_that_were_merged_at_different_times_balance_after_two_restarts() -> None:
+    """Fragment 1 was merged up to 100 and goes first again; fragment 0 was ahead at 140, and dies once more at 130
+    before anything is merged: it lost the 30 samples of that attempt, although its own cursor is beyond them.
+    """
+    clock = Clock()
+    ended = {"source": "d", "learner": "east", "cause": "SIGKILL"}
+    again = {"source": "d", "learner": "east", "mode": "shared", "step": 0, "position": 100}
+    held = {"merged": [140, 100], "merged_until": [140, 100]}
+    log: list[Event] = [
+        Restored(time=clock(), **{**again, "attempt": 1, "mode": "fresh", "position": 0, "samples_lost": 0}),
+        AttemptEnded(time=clock(), **ended, attempt=1, samples_run=150, position=150),
+        Restored(time=clock(), **again, **held, attempt=2, samples_lost=50),
+        AttemptEnded(time=clock(), **ended, attempt=2, samples_run=30, position=130),
+        Restored(time=clock(), **again, **held, attempt=3, samples_lost=30),
+        AttemptEnded(time=clock(), **{**ended, "cause": "finished"}, attempt=3, samples_run=60, position=160),
+        SyncLedger(
+            time=clock(), source="syncer", round=5, merged={"east": 160}, discarded={"east": 0},
+            fragments=[
+                SyncFragmentLedger(merged={"east": 200}, discarded={"east": 0}),
+                SyncFragmentLedger(merged={"east": 160}, discarded={"east": 0}),
+            ],
+        ),
+    ]  # fmt: skip
+    summary = fold(log, PLAN)
+    assert summary.learners[0].ledger == Ledger(run=240, merged=160, lost=80)
+    assert summary.sync is not None
+    assert summary.sync.ledger_imbalance == 0
+
+
+def test_what_a_leaving_learner_gave_up_counts_although_no_round_follows() -> None:
+    log = a_run()
+    last = [one for one in log if isinstance(one, SyncLedger)][-1]
+    left = last.model_copy(update={"time": last.time + 0.5, "discarded": {**last.discarded, "east": 8}})
+    assert fold([*log, left], PLAN).learners[0].ledger.discarded == 8
 
 
 def test_samples_that_nobody_accounts_for_show_as_an_imbalance() -> None:

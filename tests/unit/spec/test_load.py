@@ -9,6 +9,7 @@ import pytest
 from spec.load import load_recipe
 from spec.nodes import Source
 from spec.problems import DocumentError
+from spec.train import ModelConfig
 from tests.builders.experiments import ROOT, load
 
 EXPERIMENTS = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -16,8 +17,8 @@ TRAIN = sorted((ROOT / "recipes" / "train").glob("*.yaml"))
 
 
 def test_there_are_shipped_documents() -> None:
-    assert {path.name for path in EXPERIMENTS} >= {"digits.yaml", "portrait-2b.yaml"}
-    assert {path.name for path in TRAIN} >= {"digits.yaml", "portrait-2b.yaml"}
+    assert {path.name for path in EXPERIMENTS} >= {"digits.yaml", "portrait-2b.yaml", "text.yaml"}
+    assert {path.name for path in TRAIN} >= {"digits.yaml", "portrait-2b.yaml", "docstrings.yaml"}
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
@@ -40,4 +41,5 @@ def test_what_the_file_says_outranks_the_recipe_key_by_key() -> None:
     text = "version: 1\nname: a\ngroups: [{nodes: 1}]\ntrain: {recipe: digits, model: {width: 96}}\n"
     train = load(text).value.train
     assert train is not None
+    assert isinstance(train.model, ModelConfig)
     assert (train.model.width, train.model.text_width, train.batch) == (96, 384, 64)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spec.experiment import Experiment
 from spec.facts import ClusterFacts, MachinePool, SharedService, Site, SyncerPorts
+from spec.link import LinkConfig
 from spec.plan import Plan
 from spec.problems import DocumentError, Problem
 from spec.refusals import ResolveError
@@ -381,6 +382,17 @@ def test_text_conditioning_without_an_encoder_is_refused() -> None:
     assert resolved(text, overrides=["train.model.conditioning=class"]).home.world_size == 2
 
 
+def test_a_language_model_needs_text_and_no_services() -> None:
+    text = LOCAL.replace("recipe: digits", "recipe: docstrings")
+    without = text.partition("services:")[0]
+    assert resolved(without).home.services == []
+    found = only(without + "services: {encoder: {kind: encode}}\n")
+    assert found.message.endswith("a service of kind encode is for image models; train.model.kind is lm")
+    other = only(LOCAL.replace('manifest.json"}', 'manifest.json", source: python-docstrings}'))
+    assert "python-docstrings is for a model of kind lm; train.model.kind is dit" in other.message
+    assert other.hint == "sources for dit: sklearn-digits"
+
+
 def test_train_without_data_is_refused() -> None:
     text = LOCAL.replace('data: {manifest: "{bucket}/d/manifest.json"}\n', "")
     assert only(text).message == "train: train needs data.manifest"
@@ -430,6 +442,25 @@ def test_a_quorum_that_can_never_be_reached_is_refused() -> None:
 
 def test_a_lease_below_two_heartbeats_is_refused() -> None:
     assert only(LOCAL + "sync: {lease: 3s}\n").hint == "at least 4s"
+
+
+def test_a_link_reaches_the_plan_of_its_learner_also_from_the_command_line() -> None:
+    flags = ["learners.west.link.delay=75ms", "learners.west.link.partitions=[{after: 30s, lasts: 20s}]"]
+    plan = resolved(LOCAL, overrides=[*flags, "learners.west.link.rate=100Mbit", "learners.west.link.loss=0.1%"])
+    assert plan.learner("east").link is None
+    want = LinkConfig.model_validate(
+        {"delay": "75ms", "rate": "100Mbit", "loss": "0.1%", "partitions": [{"after": "30s", "lasts": "20s"}]}
+    )
+    assert Plan.read_json(plan.write_json()).learner("west").link == want
+    assert only(LOCAL, "learners.west.link.loss=100%").path == "learners[1].link.loss"
+
+
+def test_a_link_on_a_cluster_or_without_our_trainer_is_refused() -> None:
+    found = only(GPU, "learners.east.link.delay=75ms", facts=regions())
+    assert found.path == "learners[0].link"
+    assert "us-east5" in found.message
+    own = "version: 1\nname: a\nlearners: [{name: b, groups: [{nodes: 1}], link: {delay: 1ms}}]\nrun: x\n"
+    assert "link works with train only" in only(own).message
 
 
 def test_all_refusals_of_an_experiment_come_at_once() -> None:

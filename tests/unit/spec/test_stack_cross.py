@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from spec.stack import check_all
-from tests.builders.stack_files import NAMES, problems_between, shipped
+from tests.builders.stack_files import NAMES, problems_between, shipped, stack_text
 
 EAST, CENTRAL, SHARED = "prod.us-east5", "prod.us-central1", "prod.global"
 EAST_PLATFORM, CENTRAL_PLATFORM = f"{EAST}.platform", f"{CENTRAL}.platform"
 ULTRA_BLOCK = "projects/example-gkr-prod/reservations/ultra-east5/reservationBlocks/ultra-east5-block-0001"
 Change = tuple[str, str]
+ONE_PROJECT: tuple[Change, ...] = tuple(
+    (name, "project=example-gkr-prod") for name in ("dev.global", "dev.us-east4", "dev.us-east4.platform")
+)
+"""Development in production's project: allowed, but they share what the project has."""
 
 RULES: dict[str, list[tuple[tuple[Change, ...], str, str, str, str]]] = {
     "no overlapping CIDRs within the primary VPC": [
@@ -30,6 +34,10 @@ RULES: dict[str, list[tuple[tuple[Change, ...], str, str, str, str]]] = {
     ],
     "NETWORKS budget": [
         (((SHARED, "network.networks_quota=10"),), SHARED, "network.networks_quota", "need 11 networks", "NETWORKS"),
+        (
+            (*ONE_PROJECT, (SHARED, "network.networks_quota=19")), SHARED, "network.networks_quota",
+            "need 20 networks (primary 2, dev.us-east4 8, prod.us-central1 8, prod.us-east5 2)", "NETWORKS",
+        ),
     ],
     "a reservation used once": [
         (
@@ -51,6 +59,10 @@ RULES: dict[str, list[tuple[tuple[Change, ...], str, str, str, str]]] = {
         (((EAST, "cluster.name=us-central1"),), EAST, "cluster.name", "tell them apart", "another name"),
         (((EAST, "bucket.name=example-gkr-prod-us-central1"),), EAST, "bucket.name", "could not be made", "another"),
         (((EAST, "buckets=[{name: example-gkr-prod-data}]"),), EAST, "buckets[0].name", "could not be made", "another"),
+        (
+            (*ONE_PROJECT, ("dev.global", "network.name=gkr")), SHARED, "network.name",
+            'network "example-gkr-prod/gkr" is also in dev.global', "another name",
+        ),
     ],
     "what a region needs of the global stack": [
         (((EAST, "project=example-gkr-dev"),), EAST, "project", "in one project", "write example-gkr-prod"),
@@ -106,7 +118,9 @@ def test_a_broken_rule_names_the_file_to_mend(
 
 def test_the_other_place_is_shown() -> None:
     found = problems_between((EAST, "network.nodes=10.0.16.0/20"))
-    assert "; see also stacks/Pulumi.prod.us-central1.yaml:9:" in found[0].message
+    text = stack_text(CENTRAL)
+    line = text[: text.index("nodes: 10.0.16.0/20")].count("\n") + 1
+    assert f"; see also stacks/Pulumi.prod.us-central1.yaml:{line}:" in found[0].message
 
 
 @pytest.mark.parametrize("missing", ["prod.global", "prod.us-east5"])
@@ -133,6 +147,10 @@ def test_environments_do_not_share_addresses() -> None:
     assert dev.network.nodes.startswith("10.0.0.0/")  # pyright: ignore[reportAttributeAccessIssue]
     assert prod.network.nodes.startswith("10.0.0.0/")  # pyright: ignore[reportAttributeAccessIssue]
     assert problems_between() == []
+
+
+def test_two_environments_may_share_a_project() -> None:
+    assert problems_between(*ONE_PROJECT) == []
 
 
 def test_a_region_without_a_syncer_may_say_any_port() -> None:

@@ -77,8 +77,10 @@ def test_the_engines_own_settings_are_let_through_and_others_are_not() -> None:
 
 
 def test_other_configuration_keys_are_the_engines() -> None:
-    text = stack_text(REGION).replace("config:\n", "config:\n  pulumi:disable-default-providers: [gcp, kubernetes]\n")
-    assert load_stack(text, REGION).value == shipped(REGION).value
+    line = '  pulumi:disable-default-providers: ["*"]\n'
+    text = stack_text(REGION)
+    assert load_stack(text.replace(line, ""), REGION).value == shipped(REGION).value
+    assert load_stack(text.replace(line, f"{line}  gcp:region: us-east5\n"), REGION).value == shipped(REGION).value
 
 
 @pytest.mark.parametrize("bad", ["", "config: {}", "config: {gkr:stack: 3}", "- a", "config:\n\tgkr:stack: {}"])

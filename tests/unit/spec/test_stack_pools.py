@@ -12,6 +12,7 @@ ULTRA, MEGA, DEV = "prod.us-east5", "prod.us-central1", "dev.us-east4"
 WHOLE = "projects/example-gkr-prod/reservations/ultra-east5"
 BLOCK = f"{WHOLE}/reservationBlocks/ultra-east5-block-0001"
 SPOT = "gpu_pools.ultra-1.capacity={kind: spot}"
+TWO_MACHINES, HIGH = "gpu_pools.mega-flex.machine=a3-ultra", "gpu_pools.mega-flex.machine=a3-high"
 
 RULES: dict[str, list[tuple[str, tuple[str, ...], str, str, str]]] = {
     "reservation zone = node_locations = RoCE profile zone": [
@@ -32,6 +33,10 @@ RULES: dict[str, list[tuple[str, tuple[str, ...], str, str, str]]] = {
         (
             ULTRA, ("gpu_pools.ultra-1.boot_disk.kind=pd-balanced",), "gpu_pools[0].boot_disk.kind",
             "no node would start", "hyperdisk-balanced",
+        ),
+        (
+            ULTRA, ("gpu_pools.ultra-1.machine=a4", "gpu_pools.ultra-1.boot_disk.kind=pd-ssd"),
+            "gpu_pools[0].boot_disk.kind", "no node would start", "hyperdisk-balanced",
         ),
         (
             MEGA, ("gpu_pools.mega-1.boot_disk.kind=hyperdisk-balanced",), "gpu_pools[0].boot_disk.kind",
@@ -88,6 +93,10 @@ RULES: dict[str, list[tuple[str, tuple[str, ...], str, str, str]]] = {
         (ULTRA, ("network.services=10.64.0.0/20",), "network.services", "overlaps 10.64.0.0/14", "free range"),
         (ULTRA, ("network.nodes=10.48.0.0/16",), "network.services", "overlaps 10.48.0.0/16", "free range"),
         (ULTRA, ("fabrics.a3-ultra.range=10.0.0.0/16",), "fabrics.a3-ultra.range", "overlaps 10.0.0.0/20", "free"),
+        (
+            DEV, (TWO_MACHINES, "fabrics.a3-ultra={range: 192.168.32.0/19}"), "fabrics.a3-ultra.range",
+            "overlaps 192.168.0.0/18", "free",
+        ),
     ],
     "reservations": [
         (ULTRA, ("reservations.0.machine=a3-mega",), "gpu_pools[0].machine", "holds a3-mega", "write a3-mega"),
@@ -129,6 +138,16 @@ RULES: dict[str, list[tuple[str, tuple[str, ...], str, str, str]]] = {
         (ULTRA, ("fabrics.a3-ultra.range=192.168.0.0/20",), "fabrics.a3-ultra.range", "subnets of 252", "/18"),
         (ULTRA, ("fabrics.a3-ultra.range=192.168.0.0/26",), "fabrics.a3-ultra.range", "subnets of 0", "/18"),
     ],
+    "one Network object of a name": [
+        (
+            DEV, (HIGH, "fabrics.a3-high={range: 192.168.64.0/18}"), "fabrics.a3-high",
+            "both have networks called vpc1, vpc2, vpc3, vpc4", "another region's stack",
+        ),
+        (
+            ULTRA, ("gpu_pools.ultra-1.machine=a4", SPOT, "fabrics.a4={range: 172.16.0.0/16}"), "fabrics.a4",
+            "both have networks called gvnic-1, rdma-0", "another region's stack",
+        ),
+    ],
     "room": [
         (ULTRA, ("network.nodes=10.0.0.0/23",), "network.nodes", "508 addresses and pools have 680 nodes", "/22"),
         (ULTRA, ("network.pods=10.64.0.0/17",), "network.pods", "the last nodes could not join", "/16"),
@@ -169,6 +188,16 @@ def test_a_broken_rule_says_what_it_would_cause_and_what_to_write(
         (DEV, ("gpu_pools.mega-spot.capacity={kind: on-demand}", "gpu_pools.mega-spot.upgrade.max_surge=1")),
         (DEV, ("gpu_pools.mega-spot.capacity={kind: spot, compact_placement: true}",)),
         (DEV, ("gpu_pools.mega-flex.zone=us-east4-c",)),
+        (DEV, (TWO_MACHINES, "fabrics.a3-ultra={range: 192.168.64.0/18}")),
+        (
+            ULTRA,
+            (
+                "gpu_pools.ultra-1.machine=a4",
+                SPOT,
+                "gpu_pools.ultra-1.boot_disk.kind=hyperdisk-balanced",
+                "fabrics={a3-ultra: {mode: dranet}, a4: {mode: dranet}}",
+            ),
+        ),
         (DEV, ("gpu_pools=[]", "fabrics={}", "cpu_pool.zones=[us-east4-a]")),
         ("local.bed-a", ("gpu_pools.ultra.nodes=8",)),
     ],

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec.units import format_bytes, format_duration, parse_bytes, parse_cpu, parse_duration
+from spec.units import (
+    format_bit_rate,
+    format_bytes,
+    format_duration,
+    format_percent,
+    parse_bit_rate,
+    parse_bytes,
+    parse_cpu,
+    parse_duration,
+    parse_percent,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +36,28 @@ def test_sizes_read_as_written(text: str, want: int) -> None:
 @pytest.mark.parametrize(("text", "want"), [(2, 2.0), ("500m", 0.5), (0.25, 0.25), ("4", 4.0)])
 def test_cores_read_as_written(text: object, want: float) -> None:
     assert parse_cpu(text) == want
+
+
+@pytest.mark.parametrize(("text", "want"), [("100Mbit", 10**8), ("1.5kbit", 1500), ("2.5Gbit/s", 25 * 10**8)])
+def test_rates_of_links_are_bits_per_second(text: str, want: int) -> None:
+    assert parse_bit_rate(text) == want
+
+
+@pytest.mark.parametrize("text", [100, "100", "100M", "100MB", "100mbit", "0Mbit", "0.0001kbit", "", True, None])
+def test_a_rate_that_could_mean_bytes_or_nothing_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match=r"bits per second"):
+        parse_bit_rate(text)
+
+
+@pytest.mark.parametrize(("text", "want"), [("0.1%", 0.001), ("100 %", 1.0), ("0%", 0.0)])
+def test_shares_read_as_written(text: str, want: float) -> None:
+    assert parse_percent(text) == want
+
+
+@pytest.mark.parametrize("text", [0.1, "0.1", "%", "-1%", True, None])
+def test_a_share_without_percent_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="in percent"):
+        parse_percent(text)
 
 
 @pytest.mark.parametrize("text", [90, "90", "", "s", "1x", "1h 30m", True, None])
@@ -54,6 +86,16 @@ def test_a_size_prints_and_reads_back_exactly(size: int) -> None:
 @given(st.integers(0, 10**9).map(lambda ms: float(Decimal(ms) / 1000)))
 def test_a_duration_prints_and_reads_back_exactly(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
+
+
+@given(st.integers(1, 10**12))
+def test_a_rate_prints_and_reads_back_exactly(rate: int) -> None:
+    assert parse_bit_rate(format_bit_rate(rate)) == rate
+
+
+@given(st.integers(0, 10**6).map(lambda ppm: float(Decimal(ppm) / 10**6)))
+def test_a_share_prints_and_reads_back_exactly(share: float) -> None:
+    assert parse_percent(format_percent(share)) == share
 
 
 @given(st.text(max_size=12))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spec.errors import EXIT_CONFIG, EXIT_NOT_FOUND, EXIT_REFUSED, RefusedError
+from spec.errors import EXIT_CONFIG, EXIT_NOT_FOUND, EXIT_REFUSED, ConfigError, RefusedError
 from tools.bed import __main__ as cli
-from tools.bed import network, node, requirements
+from tools.bed import lifecycle, network, node, requirements
 from tools.bed.groups import Hierarchy, hierarchies
 from tools.bed.holder import last_lines
 from tools.bed.layout import Bed, Wanted
@@ -119,6 +119,30 @@ def test_what_is_not_given_stays_as_it_is() -> None:
     assert cli.wanted(parse(["up", "--regions", "1", "--gpus", "0"]), before=before) == replace(
         before, gpus=0, regions=1
     )
+
+
+def test_a_cluster_for_stacks_gets_its_gpu_nodes_from_them() -> None:
+    before = Wanted(fake={"a3-ultra": 4}, gpus=8, regions=2)
+    parse = cli.parser().parse_args
+    stacks = cli.wanted(parse(["up", "--for", "stacks"]), before=before)
+    assert stacks == Wanted(regions=2, for_stacks=True)
+    assert cli.wanted(parse(["up"]), before=stacks) == stacks
+    assert cli.wanted(parse(["up", "--for", "experiments"]), before=stacks) == Wanted(regions=2)
+    for more in (["--fake", "a3-ultra=4"], ["--gpus", "8"]):
+        with pytest.raises(ConfigError, match="come from the stacks' pools"):
+            cli.wanted(parse(["up", *more]), before=stacks)
+
+
+def test_a_cluster_that_is_up_for_one_use_is_refused_to_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GKR_BED", f"{tmp_path}")
+    monkeypatch.setattr(lifecycle, "holder", str)
+    lifecycle.remember(Wanted(for_stacks=True))
+    lifecycle.check_use(Wanted(for_stacks=True))
+    with pytest.raises(RefusedError, match="brought up for stacks") as refused:
+        lifecycle.check_use(Wanted())
+    assert "make cluster FOR=experiments" in refused.value.hint
 
 
 def test_errors_end_with_the_codes_of_the_contract(

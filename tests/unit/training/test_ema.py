@@ -6,7 +6,8 @@ import torch
 
 from spec.train import ModelConfig
 from training.ema import Ema
-from training.models.dit import DiT, initialise
+from training.models.dit import DiT
+from training.models.network import initialise
 from training.parallel import assign_local, gather_local
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from spec.train import ModelConfig
+from spec.train import LanguageModelConfig, ModelConfig
 from training.flops import forward_flops, mfu, peak_flops, training_flops
-from training.models.dit import DiT, initialise
+from training.models.dit import DiT
+from training.models.lm import LanguageModel
+from training.models.network import initialise
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,13 @@ def test_forward_flops_are_what_the_model_really_does(config: ModelConfig) -> No
         model(images, torch.zeros(1), condition, torch.zeros(1, dtype=torch.bool))
     assert forward_flops(config) == counter.get_total_flops()
     assert training_flops(config) == 3 * forward_flops(config)
+
+
+def test_a_language_models_flops_are_what_it_really_does() -> None:
+    config = LanguageModelConfig(kind="lm", context=24, width=48, depth=3, heads=4, mlp_ratio=2.5)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        initialise(LanguageModel(config), seed=0)(torch.zeros(1, 24, dtype=torch.int64))
+    assert forward_flops(config) == counter.get_total_flops()
 
 
 def test_mfu_is_the_share_of_all_devices_and_unknown_on_a_cpu() -> None:

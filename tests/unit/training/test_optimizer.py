@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec.train import ModelConfig, TrainConfig
-from training.models.dit import DiT, initialise
+from training.models.dit import DiT
+from training.models.network import initialise
 from training.optimizer import ShardedAdamW, learning_rate
 
 CONFIG = TrainConfig(samples=10_000, warmup_samples=1_000, batch=100, learning_rate=1e-2, final_learning_rate_share=0.1)

@@ -10,10 +10,14 @@ import torch
 
 from spec.errors import ConfigError
 from tests.builders.worlds import make_learner
-from training.models.dit import DiT, initialise
+from training.models.dit import DiT
+from training.models.network import initialise
 from training.parallel import (
+    add_part,
     assign_local,
+    assign_part,
     broadcast_json,
+    copy_part,
     close_process_group,
     flat_ranges,
     gather_local,
@@ -55,6 +59,19 @@ def test_assigned_elements_are_what_the_model_computes_with() -> None:
     inputs = (torch.ones(2, 1, 8, 8), torch.tensor([0.1, 0.9]), torch.ones(2, 16), torch.tensor([False, True]))
     with torch.no_grad():
         assert model(*inputs).equal(other(*inputs))
+
+
+def test_a_part_of_the_elements_is_read_and_written_across_tensors() -> None:
+    _, model, _, _, _ = make_learner(1)
+    whole = gather_local(model)
+    first, stop = 100, len(whole) - 50
+    part = torch.empty(stop - first)
+    copy_part(model, part, first=first)
+    assert part.equal(whole[first:stop])
+    add_part(model, torch.ones(stop - first), first=first)
+    assert gather_local(model).equal(torch.cat([whole[:first], whole[first:stop] + 1, whole[stop:]]))
+    assign_part(model, part, first=first)
+    assert gather_local(model).equal(whole)
 
 
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused() -> None:

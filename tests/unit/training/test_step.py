@@ -16,7 +16,8 @@ import torch
 
 from tests.builders.worlds import make_learner, run_steps, run_worlds, whole
 from training.parallel import close_process_group, gather_local, init_process_group
-from training.step import StepBatch, train_step
+from training.step import train_step
+from training.step_batch import ImageBatch
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     before = (gather_local(network), ema.vector.clone(), optimizer.exp_avg.clone())
     images = torch.zeros(config.batch, 1, 8, 8)
     images[3, 0, 2, 2] = float("nan")
-    batch = StepBatch(
+    batch = ImageBatch(
         images=images,
         noise=torch.zeros_like(images),
         time=torch.zeros(config.batch),

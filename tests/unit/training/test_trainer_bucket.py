@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from gkr.sync_keys import write_keys
 from services.prepare.__main__ import prepare
 from spec.events import CheckpointSaved, Restored, StepMetrics, read_events
 from spec.plan import LearnerPlan, NodePlan, Plan, SyncerPlan
 from spec.sync import SyncConfig
+from spec.sync_keys import ENVIRONMENT
 from spec.train import TrainConfig
 from tests.builders.object_store import ObjectServer, environment_of, free_port, serve_objects
 from tests.builders.sync_world import ROOT, wait_until
@@ -74,7 +76,13 @@ class Run:
             str(self.folder / "plan.json"),
             "--until-final",
         ]
-        environment = {**os.environ, "GKR_RUN_DIR": str(self.folder / "syncer"), "OMP_NUM_THREADS": "1"}
+        keys = self.folder / "keys"
+        if not keys.exists():
+            write_keys(keys, plan=self.plan)
+        environment = {
+            **os.environ, ENVIRONMENT: str(keys / "run"), "GKR_RUN_DIR": str(self.folder / "syncer"),
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
         with (self.folder / "syncer.log").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, stderr=log, env=environment)
 
@@ -93,6 +101,7 @@ class Run:
                 **os.environ,
                 **context.to_environment(),
                 "GKR_RUN_DIR": str(node_dir),
+                ENVIRONMENT: str(self.folder / "keys" / "east"),
                 "OMP_NUM_THREADS": "1",
             }
             code = "import sys; from training.rank import main; sys.exit(main())"

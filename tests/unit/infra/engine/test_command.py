@@ -1,6 +1,7 @@
 """The engine's process: it is interrupted once, and nothing that it started outlives it.
 
-`ENGINE` is a double: a script in the binary's place that starts a plugin in a process group of its own, as the engine does.
+`ENGINE` is a double: a script in the binary's place that starts a plugin in a process group of its own, as the engine
+does.
 """
 
 from __future__ import annotations
@@ -85,9 +86,7 @@ def test_an_engine_that_obeys_is_interrupted_once_and_its_plugin_is_gone(folder:
     assert (folder / "interrupts").read_text() == "x"
 
 
-def test_an_engine_that_does_not_react_is_killed_with_its_plugin(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_does_not_react_is_killed_with_its_plugin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "GRACE_SECONDS", 0.3)
     monkeypatch.setattr(command, "ABORT_SECONDS", 0.3)
     session = Session(folder)

@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 from pulumi.automation import EngineEvent
 
+from gkr.cluster.registry import ClusterEntry, add_entry
+from infra.engine import clusters
 from infra.engine.events import Record, plain
 from infra.engine.place import Place
 from infra.engine.targets import below, load, members
 from infra.engine.tools import local
+from infra.policy.resource import SECRET
 from infra.review import read_preview
+from infra.review.secrets import SIGNATURE
 from infra.run import main
 from spec.errors import EXIT_CONFIG, ConfigError
+from spec.facts import ClusterFacts
 from tests.builders.stack_files import NAMES
 
 
@@ -115,6 +120,41 @@ def test_events_become_the_document_that_reviews_read() -> None:
     assert step.new.retain_on_delete
     assert record.errors() == ["it failed"]
     assert said == ["made: gcp:container/nodePool:NodePool mega"]
+
+
+def test_what_an_event_keeps_in_a_secrets_envelope_is_masked_as_in_a_previews_json() -> None:
+    urn = "urn:pulumi:local.bed-a.platform::gkr::kubernetes:core/v1:Secret::gkr-0-keys"
+    envelope = {SIGNATURE: "1b47061264138c4ac30d75fd1eb44270", "plaintext": '{"key": "hunter2"}'}
+    asset = {SIGNATURE: "c44067f5952c0a294b673a41bacd8c17", "text": "shown"}
+    inputs = {"data": envelope, "list": [{"inner": envelope}], "file": asset}
+    new = {"type": "kubernetes:core/v1:Secret", "urn": urn, "custom": True, "inputs": inputs}
+    record = Record(say=[].append)
+    metadata = {"op": "create", "urn": urn, "type": new["type"], "new": new}
+    record.take(event(resourcePreEvent={"metadata": metadata, "planning": True}))
+    (step,) = record.digest()["steps"]
+    assert step["newState"]["inputs"] == {"data": SECRET, "list": [{"inner": SECRET}], "file": asset}
+
+
+def test_a_bare_region_is_the_cluster_that_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GKR_CONFIG", f"{tmp_path}")
+    with pytest.raises(ConfigError, match="no cluster of region us-east5") as refused:
+        clusters.of_region("us-east5")
+    assert "STACK=ENV.us-east5" in refused.value.hint
+    for name, region in (("one", "us-east5"), ("two", "us-central1"), ("us-west1", "us-central1")):
+        facts = ClusterFacts(name=name, region=region, backend="kubernetes", pools=[], bucket="gs://b")
+        add_entry(ClusterEntry(name, "/kubeconfig", "context"), facts=facts)
+    assert clusters.of_region("us-east5") == "one"
+    assert clusters.of_region("us-west1") == "us-west1"
+    with pytest.raises(ConfigError, match="two, us-west1 are all in region us-central1"):
+        clusters.of_region("us-central1")
+
+
+def test_a_stack_that_is_not_up_has_no_cluster_to_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GKR_CONFIG", f"{tmp_path}")
+    assert main(["clusters", "local.global"]) == EXIT_CONFIG
+    assert "name the stack of a region" in capsys.readouterr().err
 
 
 def test_marks_for_colors_are_taken_out() -> None:

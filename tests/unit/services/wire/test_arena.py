@@ -59,7 +59,7 @@ def test_regions_are_never_given_out_twice_and_come_back_whole() -> None:
     for number in used:
         arena.release(number)
     assert arena.used == 0
-    assert arena.write([bytes(MIB - 64)]) is not None
+    assert arena.write([bytes(MIB - 128)]) is not None
 
 
 def test_what_does_not_fit_is_not_written_at_all() -> None:

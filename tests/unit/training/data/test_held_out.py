@@ -12,7 +12,7 @@ from spec.shards import path_of, read_samples
 from spec.train import ModelConfig
 from tests.builders.object_store import environment_of, serve_objects
 from training.data.audit import audit
-from training.data.held_out import held_out
+from training.data.held_out import held_out, held_out_text
 from training.data.loader import Loader
 
 
@@ -24,6 +24,12 @@ def test_held_out_samples_come_in_the_order_of_the_split(dataset: str) -> None:
     assert images.shape == (5, 1, 4, 4)
     pixels = np.rint((images[0] + 1) * 127.5).astype(np.uint8)
     assert pixels.tobytes() == want[0].pixels
+
+
+def test_text_is_the_samples_bytes(dataset: str) -> None:
+    want = b"".join(sample.pixels for sample in list(read_samples(dataset, split="test"))[:5])
+    text = held_out_text(dataset, count=5)
+    assert (text.shape, text.tobytes()) == ((5, 16), want)
 
 
 def test_more_than_there_are_is_refused(dataset: str) -> None:

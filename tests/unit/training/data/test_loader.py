@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.prepare import store
+from services.prepare.packing import Content, Samples, pack
 from spec.errors import ConfigError, DataError
-from spec.shards import open_manifest, path_of
-from spec.train import ModelConfig
+from spec.shards import Sample, Shape, open_manifest, path_of
+from spec.train import LanguageModelConfig, ModelConfig
 from training.data.loader import Loader, LocalBatch
 
 MODEL = ModelConfig(image_size=4, channels=1)
@@ -203,3 +205,35 @@ def test_a_batch_that_does_not_divide_by_the_ranks_is_refused(dataset: str) -> N
 def test_the_test_split_can_be_read_in_the_same_way(dataset: str) -> None:
     ids = [number for batch in batches(dataset, 5, split="test", batch=8) for number in batch.ids]
     assert Counter(ids) == Counter(range(150, 190))
+
+
+TEXT_MODEL = LanguageModelConfig(kind="lm", context=15)
+
+
+@pytest.fixture
+def text_dataset(tmp_path: Path) -> str:
+    """Forty samples of sixteen bytes."""
+    packed = pack(
+        Content("text", "made up", "counting", Shape(1, 16, 1), ["text"]),
+        samples=Samples(train=[Sample(one, 0, "", bytes(range(one, one + 16))) for one in range(40)], test=[]),
+        shard_samples=40,
+    )
+    uri = (tmp_path / "manifest.json").as_uri()
+    store.write(uri, packed=packed)
+    return uri
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_text_comes_as_it_lies_in_the_dataset_and_brings_no_noise(text_dataset: str, workers: int) -> None:
+    (whole,) = batches(text_dataset, 1, model=TEXT_MODEL, workers=workers)
+    assert whole.text.dtype == np.uint8
+    assert [row.tolist() for row in whole.text] == [list(range(one, one + 16)) for one in whole.ids]
+    assert (whole.images.size, whole.noise.size) == (0, 0)
+    ranks = [batches(text_dataset, 1, model=TEXT_MODEL, rank=rank, world_size=2)[0] for rank in range(2)]
+    assert_same([joined(ranks)], [whole])
+
+
+def test_another_length_of_text_is_refused_with_the_right_one(text_dataset: str) -> None:
+    with pytest.raises(ConfigError, match="1 x 16 x 1 in the dataset, 1 x 65 x 1 in the model") as caught:
+        a_loader(text_dataset, model=LanguageModelConfig(kind="lm"))
+    assert "train.model.context: 15" in caught.value.hint

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from spec.train import ModelConfig
 from training.models import flow
-from training.models.dit import Block, DiT, initial_tensor, initialise
+from training.models.dit import Block, DiT
+from training.models.network import initialise
 
 SMALL = ModelConfig(width=32, depth=2, heads=2, text_width=16)
 
@@ -73,7 +74,7 @@ def test_initial_weights_depend_on_seed_and_name_alone() -> None:
     assert all(first[name].equal(again[name]) and first[name].equal(deeper[name]) for name in first)
     assert not first["patch.weight"].equal(other["patch.weight"])
     assert not first["blocks.0.mlp.up.weight"].equal(first["blocks.1.mlp.up.weight"])
-    assert initial_tensor("patch.weight", shape=(32, 4), seed=3).equal(first["patch.weight"])
+    assert DiT.initial_tensor("patch.weight", shape=(32, 4), seed=3).equal(first["patch.weight"])
 
 
 def test_a_dropped_condition_is_the_null_condition_whatever_was_said() -> None:

@@ -11,8 +11,10 @@ import safetensors.numpy
 import torch
 
 from spec.errors import DataError, NotFoundError
-from spec.train import ModelConfig
-from training.models.dit import DiT, initialise
+from spec.train import LanguageModelConfig, ModelConfig
+from training.models.dit import DiT
+from training.models.lm import LanguageModel
+from training.models.network import initialise
 from training.models.weights import load_model, save_model
 
 CONFIG = ModelConfig(width=16, depth=1, heads=2, text_width=8)
@@ -30,10 +32,21 @@ def test_a_model_returns_with_its_configuration_and_metadata(tmp_path: Path) -> 
     model, metadata = load_model(path)
     wanted = initialise(DiT(CONFIG), seed=5)
     assert metadata["version"] == "3"
+    assert isinstance(model, DiT)
     assert model.config == CONFIG
     assert model.position.equal(wanted.position)
     assert all(value.equal(wanted.state_dict()[name]) for name, value in model.state_dict().items())
     assert list(tmp_path.iterdir()) == [path], "nothing but the finished file"
+
+
+def test_a_language_model_returns_too(tmp_path: Path) -> None:
+    config = LanguageModelConfig(kind="lm", context=8, width=16, depth=1, heads=2)
+    state = initialise(LanguageModel(config), seed=5).state_dict()
+    model, _ = load_model(save_model(tmp_path, state=state, config=config))
+    assert isinstance(model, LanguageModel)
+    assert model.config == config
+    text = torch.arange(8)[None]
+    assert model(text).equal(initialise(LanguageModel(config), seed=5)(text))
 
 
 def test_weights_written_without_torch_load_as_well(tmp_path: Path) -> None:

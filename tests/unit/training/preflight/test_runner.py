@@ -17,8 +17,8 @@ from services.prepare.__main__ import prepare
 from spec.errors import GkrError, NotFoundError
 from spec.events import Check
 from spec.plan import LearnerPlan, NodePlan, Plan
-from spec.train import CheckpointConfig, ModelConfig, TrainConfig
-from training.models.dit import DiT
+from spec.train import CheckpointConfig, LanguageModelConfig, ModelConfig, TrainConfig
+from training.models.families import make_network
 from training.preflight import PreflightRequest, check_node, job, refusal, run_host_checks
 from training.preflight.measurements import Store, TwoSteps
 from training.preflight.request import checkpoint_bytes, parameter_count
@@ -169,8 +169,8 @@ def test_a_model_that_does_not_fit_the_data_fails_with_a_remedy(
     assert job.main() == 0
     check = run_two_steps(request(tmp_path, train=train), fork=lambda: answer(tmp_path, code=0, log=tmp_path / "log"))
     assert check.verdict == "FAIL"
-    assert "the dataset's images are 8 x 8 x 1" in check.evidence
-    assert "image_size to 8" in check.hint
+    assert "samples are 8 x 8 x 1 in the dataset" in check.evidence
+    assert "image_size: 8" in check.hint
 
 
 def test_a_child_that_dies_without_a_word_fails_and_one_that_hangs_is_unknown(tmp_path: Path) -> None:
@@ -229,10 +229,11 @@ def test_a_plan_tells_what_a_node_needs(tmp_path: Path) -> None:
         ModelConfig(),
         ModelConfig(width=256, depth=12, heads=8, image_size=32, channels=3, patch_size=4),
         ModelConfig(conditioning="class", num_classes=1000, width=128),
+        LanguageModelConfig(kind="lm", width=64, depth=3),
     ],
 )
-def test_the_count_of_parameters_is_rounded_up(config: ModelConfig) -> None:
-    real = sum(parameter.numel() for parameter in DiT(config).parameters())
+def test_the_count_of_parameters_is_rounded_up(config: ModelConfig | LanguageModelConfig) -> None:
+    real = sum(parameter.numel() for parameter in make_network(config).parameters())
     assert real <= parameter_count(config) <= 1.5 * real
     twice = TrainConfig(model=config, checkpoint=CheckpointConfig(keep=5))
     assert checkpoint_bytes(twice) == 2 * checkpoint_bytes(TrainConfig(model=config))

@@ -9,7 +9,7 @@ import pytest
 
 from services.prepare.__main__ import prepare
 from spec.errors import ConfigError, DataError
-from spec.train import ModelConfig, TrainConfig
+from spec.train import LanguageModelConfig, ModelConfig, TrainConfig
 from training.preflight.measurements import TwoSteps
 from training.preflight.two_steps import two_steps
 from training.preflight.verdicts import judge_two_steps
@@ -35,6 +35,15 @@ def test_the_second_loss_is_finite_and_lower(uri: str, dtype: str, conditioning:
     assert two_steps(train, manifest_uri=uri) == (first, second)
 
 
+def test_a_language_model_takes_its_two_steps_on_text(tmp_path: Path) -> None:
+    text = (tmp_path / "manifest.json").as_uri()
+    prepare(text, source="python-docstrings", shard_samples=4096, lock_timeout_seconds=30)
+    train = TrainConfig(model=LanguageModelConfig(kind="lm", width=32, depth=2), dtype="float32")
+    first, second = two_steps(train, manifest_uri=text)
+    assert first == pytest.approx(math.log(256), abs=1e-4)
+    assert second < first
+
+
 def test_a_learning_rate_that_explodes_is_seen(uri: str) -> None:
     losses = two_steps(TrainConfig(model=SMALL, learning_rate=1e30, dtype="float32"), manifest_uri=uri)
     assert not math.isfinite(losses[1])
@@ -42,9 +51,9 @@ def test_a_learning_rate_that_explodes_is_seen(uri: str) -> None:
 
 
 def test_a_model_of_another_shape_and_too_few_classes_are_refused(uri: str) -> None:
-    with pytest.raises(ConfigError, match="8 x 8 x 1, the model takes 8 x 8 x 3") as refused:
+    with pytest.raises(ConfigError, match="8 x 8 x 1 in the dataset, 8 x 8 x 3 in the model") as refused:
         two_steps(TrainConfig(model=ModelConfig(channels=3)), manifest_uri=uri)
-    assert "channels to 1" in refused.value.hint
+    assert "channels: 1" in refused.value.hint
     with pytest.raises(ConfigError, match="knows 2"):
         two_steps(TrainConfig(model=ModelConfig(conditioning="class", num_classes=2)), manifest_uri=uri)
 

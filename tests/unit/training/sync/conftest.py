@@ -36,7 +36,8 @@ def learn() -> Iterator[Join]:
     learners: list[ToyLearner] = []
 
     def make(server: Server, name: str, *, ranks: int = 1) -> ToyLearner:
-        learners.append(ToyLearner(server.plan, name, server.control, server.bulk, ranks=ranks))
+        keys = server.keys_of(name)
+        learners.append(ToyLearner(server.plan, name, server.control, server.bulk, ranks=ranks, keys=keys))
         return learners[-1]
 
     yield make

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.builders.sync_world import DEADLINE, LAYOUT, Server
 from tests.unit.training.sync.conftest import Join, Serve
+from training.sync.layout import Layout
 from training.sync.messages import Contribution, PartHeader, PartReceipt, encode
 
 
@@ -18,27 +19,41 @@ def ask(
     server: Server, method: str, path: str, body: bytes = b"", *, port: str = "bulk", **headers: str
 ) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection(server.bulk if port == "bulk" else server.control, timeout=DEADLINE)
-    connection.request(method, f"/v1/r1/{path}", body=body, headers=headers)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, f"/v1/r1/{path}", body=body, headers=named)
     response = connection.getresponse()
     text = response.read()
     connection.close()
     return response.status, json.loads(text) if text else {}
 
 
-def part(
-    values: np.ndarray, *, ranges: list[tuple[int, int]], seq: int = 1, rank: int = 0, digest: str | None = None
-) -> bytes:
-    data = values.tobytes()
-    header = PartHeader(
+def header_of(
+    data: bytes,
+    *,
+    ranges: list[tuple[int, int]],
+    seq: int = 1,
+    rank: int = 0,
+    digest: str | None = None,
+    size: int | None = None,
+    layout: Layout = LAYOUT,
+) -> PartHeader:
+    return PartHeader(
         learner="east",
         generation=1,
         seq=seq,
         rank=rank,
-        fingerprint=LAYOUT.fingerprint,
+        fingerprint=layout.fingerprint,
         ranges=ranges,
         sha256=digest or hashlib.sha256(data).hexdigest(),
+        bytes=len(data) if size is None else size,
     )
-    text = encode(header)
+
+
+def part(
+    values: np.ndarray, *, ranges: list[tuple[int, int]], seq: int = 1, rank: int = 0, digest: str | None = None
+) -> bytes:
+    data = values.tobytes()
+    text = encode(header_of(data, ranges=ranges, seq=seq, rank=rank, digest=digest))
     return len(text).to_bytes(4, "little") + text + data
 
 
@@ -52,26 +67,26 @@ def test_bodies_that_are_wrong_are_refused_and_the_port_goes_on(serve: Serve, le
         (part(floats, ranges=[(LAYOUT.total - 5, 10)]), 400, "bad_request"),
         (part(floats, ranges=[(0, 10)], digest="0" * 64), 422, "damaged"),
         (good[:-1] + bytes([good[-1] ^ 1]), 422, "damaged"),
+        (good[:-4], 400, "bad_request"),
         (b"\xff\xff\xff\xff" + good, 413, "too_large"),
         (b"\x02\0\0\0{}", 400, "bad_request"),
         (b"\x10\0\0\0" + b"\x80" * 16, 400, "bad_request"),
     ):
         found, reply = ask(server, "PUT", "part", body)
         assert (found, reply["reason"]) == (status, reason), reply
-    assert ask(server, "PUT", "part", good) == (
-        200,
-        {"rank": 0, "sha256": hashlib.sha256(floats.tobytes()).hexdigest()},
-    )
-    assert ask(server, "PUT", "part", good)[0] == 200
+    status, reply = ask(server, "PUT", "part", good)
+    assert (status, reply["missing"]) == (200, [])
+    assert ask(server, "PUT", "part", good) == (200, reply)
     assert ask(server, "PUT", "part", part(floats * 2, ranges=[(0, 10)]))[1]["reason"] == "conflict"
     assert ask(server, "PUT", "part", part(floats, ranges=[(5, 10)], rank=1))[1]["reason"] == "overlap"
-    assert ask(server, "GET", "parts/east/1/1/0", port="control") == (200, {"state": "held"})
-    assert ask(server, "GET", "parts/east/1/1/7", port="control") == (200, {"state": "missing"})
+    assert ask(server, "GET", "parts/east/1/0/1/0", port="control") == (200, {"state": "held"})
+    assert ask(server, "GET", "parts/east/1/0/1/7", port="control") == (200, {"state": "missing"})
     assert ask(server, "GET", "nothing")[1]["reason"] == "unknown_path"
     assert ask(server, "GET", "models/" + "0" * 64)[1]["reason"] == "unknown_model"
-    assert ask(server, "POST", "theta/9", b'{"ranges": [[0, 1]]}')[1]["reason"] == "unknown_version"
+    assert ask(server, "POST", "theta/0/9", b'{"ranges": [[0, 1]]}')[1]["reason"] == "unknown_version"
+    assert ask(server, "POST", "theta/9/0", b'{"ranges": [[0, 1]]}')[1]["reason"] == "bad_request"
     assert ask(server, "POST", "register", b"[]", port="control")[1]["reason"] == "bad_request"
-    status, reply = ask(server, "POST", "register", b"", port="control", **{"Content-Length": str(2**40)})
+    status, reply = ask(server, "POST", "register", b"", port="control", Content_Length=str(2**40))
     assert (status, reply["reason"]) == (413, "too_large")
 
 
@@ -81,6 +96,8 @@ def test_a_large_body_that_is_refused_still_gets_its_reason(serve: Serve, learn:
     learn(server, "east").join()
     body = part(np.zeros(20_000_000, np.float32), ranges=[(0, 10_000_000)])
     status, reply = ask(server, "PUT", "part", body)
+    assert (status, reply["reason"]) == (413, "too_large")
+    status, reply = ask(server, "PUT", "part", body[:20_000_000])
     assert (status, "lies outside" in reply["message"]) == (400, True)
 
 
@@ -88,7 +105,7 @@ def test_a_contribution_without_all_elements_is_invalid(serve: Serve, learn: Joi
     server = serve()
     learn(server, "east").join()
     floats = np.ones(20, np.float32)
-    _, receipt = ask(server, "PUT", "part", part(floats, ranges=[(0, 10)]))
+    assert ask(server, "PUT", "part", part(floats, ranges=[(0, 10)]))[0] == 200
     contribution = Contribution(
         learner="east",
         generation=1,
@@ -97,7 +114,7 @@ def test_a_contribution_without_all_elements_is_invalid(serve: Serve, learn: Joi
         steps=1,
         samples=1,
         cursor=1,
-        parts=[PartReceipt(**receipt)],
+        parts=[PartReceipt(rank=0, sha256=hashlib.sha256(floats.tobytes()).hexdigest())],
         fingerprint=LAYOUT.fingerprint,
     )
     body = b'{"contribution":' + encode(contribution) + b',"wait_seconds":0}'

@@ -6,22 +6,23 @@ import errno
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from spec.errors import ConfigError, DataError
 from spec.events import Note, SyncMerged, read_events
+from spec.sync import SyncConfig
 from storage import Bucket, open_bucket
 from tests.builders.object_store import QUICK, ObjectServer, Wire, environment_for, serve_objects
 from tests.builders.sync_world import LAYOUT, ROUND_SAMPLES, ema_of, make_plan, seed_weights, train
 from training.sync.contract import contract_hash
 from training.sync.journal import Journal
-from training.sync.layout import Floats
+from training.sync.layout import Floats, Layout
 from training.sync.messages import Contribution, PartHeader, PartReceipt, RegisterArgs, SeedHeader, Verdict
 from training.sync.refusals import Refusal
 from training.sync.store import DeposedError, Store
@@ -61,19 +62,62 @@ def crash() -> None:
     raise Crash
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is exercised: mode and number of fragments."""
+
+    mode: Literal["barrier", "decoupled"] = "barrier"
+    fragments: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.mode}-{self.fragments}"
+
+    @property
+    def rounds(self) -> int:
+        """Of every learner, before the end."""
+        return ROUNDS if self.mode == "barrier" else ROUNDS - 1
+
+    @property
+    def config(self) -> SyncConfig:
+        return SyncConfig.model_validate(
+            {
+                "mode": self.mode,
+                "fragments": self.fragments,
+                "round_deadline": "20s",
+                "lease": "20s",
+                "outer_momentum": 0.5,
+                "keep_states": 2,
+            }
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.from_shapes(LAYOUT.shapes(), fragments=self.fragments)
+
+
+BARRIER = Kind()
+KINDS = [BARRIER, Kind("barrier", 2), Kind("decoupled", 1), Kind("decoupled", 2)]
+
+
 @dataclass
 class Bench:
     """A run without sockets: two learners and a syncer that is made anew whenever it crashed."""
 
     folder: Path
     bucket: Bucket
+    kind: Kind = BARRIER
     trap: Trap = field(default_factory=Trap)
     crashes: int = 0
     pods: int = 0
 
     def __post_init__(self) -> None:
-        self.plan = make_plan(self.folder, target=ROUNDS * 2 * ROUND_SAMPLES, store=self.bucket.uri)
+        self.plan = make_plan(
+            self.folder, target=self.kind.rounds * 2 * ROUND_SAMPLES, store=self.bucket.uri, config=self.kind.config
+        )
+        self.layout = self.kind.layout
         self.generation: dict[str, int] = {}
+        self.weights: dict[tuple[int, int], Floats] = {}
+        """What learners were given, by fragment and version."""
         self.syncer = self.survive(self.make)
 
     def make(self) -> Syncer:
@@ -92,88 +136,155 @@ class Bench:
                 if hasattr(self, "syncer"):
                     self.syncer = self.survive(self.make)
 
+    def register(self, name: str) -> RegisterArgs:
+        return RegisterArgs(
+            learner=name,
+            shapes=self.layout.shapes(),
+            fingerprint=self.layout.fingerprint,
+            contract=contract_hash(self.plan),
+            world_size=1,
+        )
+
     def begin(self) -> None:
-        contract = contract_hash(self.plan)
         for name in ("east", "west"):
-            args = RegisterArgs(
-                learner=name, shapes=LAYOUT.shapes(), fingerprint=LAYOUT.fingerprint, contract=contract, world_size=1
-            )
+            args = self.register(name)
             self.generation[name] = self.survive(lambda args=args: self.syncer.desk.register(args)).generation
         theta = seed_weights()
         seed = SeedHeader(
             learner="east",
             generation=self.generation["east"],
-            fingerprint=LAYOUT.fingerprint,
-            shapes=LAYOUT.shapes(),
+            fingerprint=self.layout.fingerprint,
+            shapes=self.layout.shapes(),
             sha256=hashlib.sha256(theta.tobytes()).hexdigest(),
         )
         self.survive(lambda: self.syncer.desk.seed(seed, theta=theta, ema=None))
+        for fragment in range(self.kind.fragments):
+            self.fetch(fragment, version=0)
 
-    def send(self, learner: str, *, seq: int, base: int, delta: Floats, ema: Floats) -> Contribution:
-        digest = hashlib.sha256(delta.tobytes() + ema.tobytes()).hexdigest()
+    def fetch(self, fragment: int, *, version: int) -> Floats:
+        """Weights as a learner got them when they were new."""
+        if (fragment, version) not in self.weights:
+            self.weights[fragment, version] = self.syncer.desk.weights(version, fragment=fragment)[0].copy()
+        return self.weights[fragment, version]
+
+    def send(
+        self,
+        learner: str,
+        *,
+        seq: int,
+        base: int,
+        delta: Floats,
+        ema: Floats,
+        fragment: int = 0,
+        samples: int = ROUND_SAMPLES,
+        last: bool = False,
+    ) -> Contribution:
+        """All parts of a contribution, and what is then committed. `ema` counts from the base, like `delta`."""
+        data = delta.tobytes() + ema.tobytes()
         header = PartHeader(
             learner=learner,
             generation=self.generation[learner],
+            fragment=fragment,
             seq=seq,
             rank=0,
-            fingerprint=LAYOUT.fingerprint,
-            ranges=LAYOUT.whole,
-            sha256=digest,
+            fingerprint=self.layout.fingerprint,
+            ranges=[self.layout.fragment_range(fragment)],
+            sha256=hashlib.sha256(data).hexdigest(),
+            bytes=len(data),
         )
         slot = self.syncer.desk.reserve_part(header)
         if slot is not None:
-            slot.delta[:], slot.ema[:] = delta, ema
-            self.syncer.desk.finish_part(slot, received=True)
+            slot.upload.data[:] = np.frombuffer(data, np.uint8)
+            self.syncer.desk.finish_part(slot)
         return Contribution(
             learner=learner,
             generation=self.generation[learner],
+            fragment=fragment,
             seq=seq,
             base_version=base,
             steps=1,
-            samples=ROUND_SAMPLES,
+            samples=samples,
             cursor=seq * ROUND_SAMPLES,
-            parts=[PartReceipt(rank=0, sha256=digest)],
-            fingerprint=LAYOUT.fingerprint,
+            parts=[PartReceipt(rank=0, sha256=header.sha256)],
+            fingerprint=self.layout.fingerprint,
+            last=last,
         )
 
-    def round(self, number: int) -> None:
-        """Both learners contribute, again and again with the same bytes, until both have a verdict."""
-        base = self.syncer.desk.weights(number - 1)
-        local = {name: train(base, learner=name, cursor=number) for name in ("east", "west")}
+    def offer(self, learner: str, *, seq: int, base: int, fragment: int = 0, **more: Any) -> Verdict | None:
+        """The same bytes whenever it is called."""
+        before = self.fetch(fragment, version=base)
+        after = train(before, learner=learner, cursor=seq)
+        sent = self.send(
+            learner,
+            seq=seq,
+            base=base,
+            fragment=fragment,
+            delta=after - before,
+            ema=ema_of(after) - before,
+            **more,
+        )
+        return self.syncer.desk.commit(sent, wait_seconds=0)
+
+    def merge(self, names: Sequence[str], *, number: int, fragment: int, **more: Any) -> None:
+        """Contributions to one merge, again and again with the same bytes, until all have their verdict."""
 
         def work() -> None:
             verdicts: list[Verdict | None] = []
             for _ in range(2):
-                verdicts.clear()
-                for name, theta in local.items():
-                    sent = self.send(name, seq=number, base=number - 1, delta=theta - base, ema=ema_of(theta))
-                    verdicts.append(self.syncer.desk.commit(sent, wait_seconds=0))
+                verdicts = [self.offer(name, fragment=fragment, **more) for name in names]
                 self.syncer.worker.work_once()
-            assert [one.kind if one else None for one in verdicts] == ["merged", "merged"]
+            assert [one.kind if one else None for one in verdicts] == ["merged"] * len(names)
             assert {one.round for one in verdicts if one} == {number}
+            self.fetch(fragment, version=number)
 
         self.survive(work)
+
+    def round(self, number: int) -> None:
+        """A round of each fragment: of all learners together, or of one after the other, on bases that grow stale."""
+        for fragment in range(self.kind.fragments):
+            if self.kind.mode == "barrier":
+                self.merge(("east", "west"), number=number, fragment=fragment, seq=number, base=number - 1)
+            else:
+                start = 2 * (number - 1)
+                self.merge(("east",), number=start + 1, fragment=fragment, seq=number, base=start)
+                self.merge(("west",), number=start + 2, fragment=fragment, seq=number, base=max(0, start - 1))
+
+    def drain(self) -> None:
+        """Everybody's last contribution, then the end."""
+        start = 2 * self.kind.rounds
+        for fragment in range(self.kind.fragments):
+            more: dict[str, Any] = {"seq": self.kind.rounds + 1, "base": start, "samples": 7, "last": True}
+            self.merge(("east", "west"), number=start + 1, fragment=fragment, **more)
+        self.survive(self.syncer_works)
+
+    def syncer_works(self) -> None:
+        self.syncer.worker.tick()
+        self.syncer.worker.work_once()
 
     def outcome(self) -> tuple[object, ...]:
         """Everything that has to be equal, read from the disk by a new syncer."""
         core = self.survive(self.make).core
-        assert core.outer is not None
+        assert len(core.arrays) == self.kind.fragments
         ledger = core.state.durable()
         return (
-            core.outer.theta.tobytes(),
-            core.outer.momentum.tobytes(),
-            core.outer.accumulated.tobytes(),
-            core.outer.rounds_accumulated,
-            (
-                ledger.version,
-                ledger.samples_total,
-                ledger.final,
-                ledger.theta_sha256,
-                ledger.model_sha256,
-                ledger.norms,
-            ),
             [
-                (one.learner, one.merged_samples, one.discarded_samples, one.last_seq, one.cursor)
+                (
+                    one.outer.theta.tobytes(),
+                    one.outer.momentum.tobytes(),
+                    one.outer.accumulated.tobytes(),
+                    one.outer.rounds_accumulated,
+                    one.average.tobytes(),
+                )
+                for one in core.arrays
+            ],
+            (ledger.version, ledger.samples_total, ledger.final, ledger.draining, ledger.theta_sha256),
+            ledger.model_sha256,
+            [(one.version, one.samples_total, one.norms, one.theta_sha256) for one in ledger.fragments],
+            [
+                [
+                    (place.merged_samples, place.discarded_samples, place.last_seq, place.cursor, place.base_version)
+                    for place in one.places
+                ]
                 for one in ledger.members
             ],
         )
@@ -188,12 +299,17 @@ class Bench:
 
     def run(self) -> tuple[object, ...]:
         self.begin()
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, self.kind.rounds + 1):
             self.round(number)
+        if self.kind.mode == "decoupled":
+            self.drain()
+        status = self.syncer.desk.status()
+        assert (status.state, status.final) == ("FINAL", True)
         return self.outcome()
 
 
 Build = Callable[..., Bench]
+Calm = tuple[tuple[object, ...], Counter[str]]
 
 
 @pytest.fixture(scope="session")
@@ -221,40 +337,49 @@ def build(request: pytest.FixtureRequest) -> Build:
 
 
 @pytest.fixture(scope="module")
-def calm(build: Build, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[object, ...], Counter[str]]:
+def calm(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Calm]:
     """The outcome without crashes, and how often each point is passed."""
-    bench = build(tmp_path_factory.mktemp("calm"))
-    return bench.run(), bench.trap.passed
+    found: dict[Kind, Calm] = {}
+
+    def find(kind: Kind = BARRIER) -> Calm:
+        if kind not in found:
+            bench = build(tmp_path_factory.mktemp("calm"), kind=kind)
+            found[kind] = bench.run(), bench.trap.passed
+        return found[kind]
+
+    return find
 
 
-def test_both_kinds_of_store_come_to_the_same_bits(
-    calm: tuple[tuple[object, ...], Counter[str]], tmp_path: Path
-) -> None:
-    assert in_folder(tmp_path).run() == calm[0]
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_both_kinds_of_store_come_to_the_same_bits(kind: Kind, calm: Callable[..., Calm], tmp_path: Path) -> None:
+    assert in_folder(tmp_path, kind=kind).run() == calm(kind)[0]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("point", [*POINTS, *KEPT])
 def test_a_crash_at_any_step_changes_nothing(
-    point: str, calm: tuple[tuple[object, ...], Counter[str]], build: Build, tmp_path: Path
+    point: str, kind: Kind, calm: Callable[..., Calm], build: Build, tmp_path: Path
 ) -> None:
-    expected, passed = calm
+    expected, passed = calm(kind)
     if build is in_folder and point in KEPT:
         assert not passed[point]
         return
-    assert passed[point] >= ROUNDS
+    if build is not in_folder and kind not in (BARRIER, KINDS[-1]):
+        pytest.skip("which store it is matters to the writes, and these are the same in every kind")
+    assert passed[point] >= kind.rounds
     for number in range(1, passed[point] + 1):
         folder = tmp_path / str(number)
         folder.mkdir()
-        bench = build(folder, trap=Trap(name=point, number=number, action=crash))
+        bench = build(folder, kind=kind, trap=Trap(name=point, number=number, action=crash))
         assert bench.run() == expected, f"{point}, passing {number}"
         assert bench.trap.sprung
-        assert bench.merges() == [1, 2, 3]
+        assert bench.merges() == list(range(1, passed["durable"] + 1))
         assert not list(folder.glob("sync/**/*.tmp"))
 
 
 @pytest.mark.parametrize("point", ["model-opened", "model-written", "state-opened", "state-written", "head-written"])
 def test_a_full_disk_publishes_nothing_raises_an_alarm_and_goes_on_when_there_is_room(
-    point: str, calm: tuple[tuple[object, ...], Counter[str]], build: Build, tmp_path: Path
+    point: str, calm: Callable[..., Calm], build: Build, tmp_path: Path
 ) -> None:
     bench = build(tmp_path)
     bench.begin()
@@ -274,7 +399,7 @@ def test_a_full_disk_publishes_nothing_raises_an_alarm_and_goes_on_when_there_is
     assert len(bench.alarms()) == 3
     assert "No space left on device" in bench.alarms()[0]
     bench.trap.name = ""
-    assert bench.outcome() == calm[0]
+    assert bench.outcome() == calm()[0]
 
 
 def test_a_registration_that_cannot_be_made_durable_is_not_given(build: Build, tmp_path: Path) -> None:
@@ -285,13 +410,7 @@ def test_a_registration_that_cannot_be_made_durable_is_not_given(build: Build, t
         raise OSError(errno.ENOSPC, "No space left on device")
 
     bench.trap.name, bench.trap.number, bench.trap.action = "head-written", bench.trap.passed["head-written"] + 1, full
-    args = RegisterArgs(
-        learner="west",
-        shapes=LAYOUT.shapes(),
-        fingerprint=LAYOUT.fingerprint,
-        contract=contract_hash(bench.plan),
-        world_size=1,
-    )
+    args = bench.register("west")
     with pytest.raises(OSError, match="No space left"):
         bench.syncer.desk.register(args)
     assert bench.syncer.core.state.members["west"].generation == 1
@@ -321,8 +440,7 @@ def test_damaged_missing_or_foreign_state_is_refused_with_place_and_remedy(build
     bench = build(tmp_path)
     bench.begin()
     bench.round(1)
-    assert bench.syncer.core.store.head.state is not None
-    key = f"states/{bench.syncer.core.store.head.state.file}"
+    key = f"states/{bench.syncer.core.store.head.states[0].file}"
     data = bench.bucket.get(key).data
     bench.bucket.put(key, data[:-4] + b"\0\0\0\1")
     with pytest.raises(DataError, match=r"(?s)the committed state is damaged.*hint: restore"):
@@ -345,7 +463,7 @@ def test_only_so_many_states_are_kept_and_earlier_versions_are_served_from_them(
     bench.run()
     assert len(list(bench.bucket.list("states"))) == 2
     bench.syncer = bench.make()
-    assert bench.syncer.desk.weights(2).shape == (LAYOUT.total,)
+    assert bench.syncer.desk.weights(2)[0].shape == (LAYOUT.total,)
     with pytest.raises(Refusal, match="the newest is 3"):
         bench.syncer.desk.weights(1)
 
@@ -492,4 +610,4 @@ def test_a_syncer_that_was_replaced_removes_nothing_of_its_successor(build: Buil
         bench.round(number)
     old.core.store.prune()
     assert bench.outcome()
-    assert bench.make().desk.weights(2).shape == (LAYOUT.total,)
+    assert bench.make().desk.weights(2)[0].shape == (LAYOUT.total,)

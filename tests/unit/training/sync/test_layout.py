@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.sync.layout import Layout, count, find_gap, find_range_problem, fingerprint_weights, gather, scatter
+from training.sync.layout import (
+    Layout,
+    combine_fingerprints,
+    count,
+    find_gap,
+    find_range_problem,
+    fingerprint_weights,
+    gather,
+    intersect,
+    scatter,
+    shift,
+)
 
 
 def test_the_layout_does_not_depend_on_the_order_of_parameters() -> None:
@@ -71,3 +82,44 @@ def test_any_split_over_ranks_is_put_together_again(cuts: set[int], seed: int, r
 def test_the_fingerprint_refuses_other_dtypes() -> None:
     with pytest.raises(ValueError, match="float32"):
         fingerprint_weights(np.zeros(3))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 3, 7])
+def test_fragments_are_equally_large_and_cover_everything_once(fragments: int) -> None:
+    layout = Layout.from_shapes({"b": [5], "a": [3, 3]}, buffers={"mean": [4]}, fragments=fragments)
+    ranges = [layout.fragment_range(one) for one in range(fragments)]
+    assert find_gap(ranges, total=18) == ""
+    assert max(length for _, length in ranges) - min(length for _, length in ranges) <= 1
+    assert sum(layout.trainable_in(one) for one in range(fragments)) == layout.trainable == 14
+    assert layout.offset("mean") == 14, "buffers lie behind all parameters"
+    with pytest.raises(ValueError, match="no fragment"):
+        layout.fragment_range(fragments)
+
+
+def test_the_fingerprint_knows_buffers_and_the_cut() -> None:
+    shapes = {"a": [4], "b": [4]}
+    layouts = [
+        Layout.from_shapes(shapes),
+        Layout.from_shapes(shapes, fragments=2),
+        Layout.from_shapes({"a": [4]}, buffers={"b": [4]}),
+    ]
+    assert len({one.fingerprint for one in layouts}) == 3
+    with pytest.raises(ValueError, match="cannot be cut into 9 fragments"):
+        Layout.from_shapes(shapes, fragments=9)
+    with pytest.raises(ValueError, match="both a parameter and a buffer"):
+        Layout.from_shapes(shapes, buffers={"a": [4]})
+
+
+def test_ranges_are_cut_to_a_fragment_and_counted_from_its_start() -> None:
+    ranges = [(0, 4), (6, 3), (12, 2)]
+    assert intersect(ranges, (2, 6)) == [(2, 2), (6, 2)]
+    assert intersect(ranges, (4, 2)) == []
+    assert shift(intersect(ranges, (2, 6)), -2) == [(0, 2), (4, 2)]
+    assert find_range_problem([(2, 2)], total=6, first=3) == "range (2, 2) lies outside the 6 elements from 3 on"
+    assert find_gap([(3, 2), (6, 3)], total=6, first=3) == "elements 5 to 5 are missing"
+
+
+def test_the_digest_of_one_fragment_is_that_of_the_whole() -> None:
+    assert combine_fingerprints(["ab"]) == "ab"
+    assert combine_fingerprints([]) == ""
+    assert combine_fingerprints(["ab", "cd"]) != combine_fingerprints(["cd", "ab"])

@@ -1,4 +1,4 @@
-"""Rounds and membership, event by event; then thousands of random events against a model that only counts."""
+"""Rounds, windows and membership, event by event. Random events: tests/property/test_sync_machine.py."""
 
 from __future__ import annotations
 
@@ -6,100 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.builders.sync_machine import Shell, kind, reason
 from training.sync.events import (
     Announce,
     Answer,
-    Committed,
-    Contributed,
-    Effect,
-    Event,
     Heartbeat,
     Leave,
-    MergeDone,
-    Published,
-    Refuse,
     Register,
     Remark,
-    SaveLedger,
     Seeded,
     StartMerge,
     Tick,
     Wait,
 )
-from training.sync.machine import step
-from training.sync.members import Rules, recover
-from training.sync.messages import Ledger
+from training.sync.members import Rules
 
 RULES = Rules(
     run="r1", contract="c", learners=("east", "west"), target_samples=10_000, round_deadline=10, lease=5, norm_minimum=4
 )
-
-
-class Shell:
-    """Carries effects out like the real one, without arrays: HEAD is a value."""
-
-    def __init__(self, rules: Rules = RULES) -> None:
-        self.rules, self.now, self.head, self.epoch = rules, 0.0, Ledger(run=rules.run, contract=rules.contract), 1
-        self.state = recover(rules, self.head, epoch=1, now=0)
-        self.effects: list[Effect] = []
-
-    def do(self, event: Event) -> list[Effect]:
-        self.state, effects = step(self.state, event)
-        if any(isinstance(one, SaveLedger) for one in effects):
-            self.head = self.state.durable()
-        self.effects.extend(effects)
-        return list(effects)
-
-    def restart(self) -> None:
-        self.epoch += 1
-        self.state = recover(self.rules, self.head, epoch=self.epoch, now=self.now)
-
-    def register(self, learner: str) -> int:
-        self.do(Register(now=self.now, learner=learner))
-        return self.state.members[learner].generation
-
-    def seed(self) -> None:
-        self.do(Seeded(now=self.now, seed_sha256="s", theta_sha256="t", fingerprint="f"))
-
-    def send(self, learner: str, seq: int, *, generation: int = 1, base: int | None = None, **more: Any) -> Effect:
-        event = Contributed(
-            now=self.now,
-            learner=learner,
-            generation=generation,
-            seq=seq,
-            digest=more.pop("digest", f"{learner}/{generation}/{seq}"),
-            base_version=self.state.version if base is None else base,
-            samples=more.pop("samples", 100),
-            cursor=more.pop("cursor", seq * 100),
-            norm=more.pop("norm", 1.0),
-            **more,
-        )
-        effects = self.do(event)
-        return next((one for one in effects if isinstance(one, (Answer, Refuse, Wait))), Wait())
-
-    def merge(self) -> None:
-        """From SEALED to the next OPEN."""
-        version = self.state.version + 1
-        self.do(MergeDone())
-        self.do(Committed(now=self.now, theta_sha256=f"t{version}", model_sha256=f"m{version}"))
-        self.do(Published(now=self.now))
-
-    def pass_time(self, seconds: float, *, alive: tuple[str, ...] = ()) -> None:
-        """In small ticks, with heartbeats of those who live."""
-        until = self.now + seconds
-        while self.now < until:
-            self.now = min(until, self.now + 1)
-            for learner in alive:
-                self.do(Heartbeat(now=self.now, learner=learner, generation=self.state.members[learner].generation))
-            self.do(Tick(now=self.now))
-
-    @property
-    def stage(self) -> str:
-        return self.state.round.stage if self.state.round else ""
 
 
 def started(rules: Rules = RULES) -> Shell:
@@ -108,16 +35,6 @@ def started(rules: Rules = RULES) -> Shell:
         shell.register(learner)
     shell.seed()
     return shell
-
-
-def kind(effect: Effect) -> str:
-    assert isinstance(effect, Answer), effect
-    return effect.answered.kind
-
-
-def reason(effect: Effect) -> str:
-    assert isinstance(effect, Refuse), effect
-    return effect.reason
 
 
 def test_a_round_seals_when_everybody_arrived_and_books_the_samples() -> None:
@@ -133,18 +50,18 @@ def test_a_round_seals_when_everybody_arrived_and_books_the_samples() -> None:
 
 
 def test_the_first_round_waits_for_learners_of_the_plan_that_are_not_there_yet() -> None:
-    shell = Shell()
+    shell = Shell(RULES)
     shell.register("east")
     shell.seed()
     shell.send("east", 1)
-    assert (shell.stage, shell.state.waiting_for) == ("OPEN", ["west"])
+    assert (shell.stage, shell.state.waiting_for()) == ("OPEN", ["west"])
     shell.register("west")
     shell.send("west", 1)
     assert shell.stage == "SEALED"
 
 
 def test_the_first_round_goes_on_alone_after_the_deadline() -> None:
-    shell = Shell()
+    shell = Shell(RULES)
     shell.register("east")
     shell.seed()
     shell.send("east", 1)
@@ -160,14 +77,14 @@ def test_a_joiner_enters_a_round_without_arrivals_but_does_not_hold_up_another()
         shell.send(learner, 1)
     shell.merge()
     shell.register("north")
-    assert shell.state.waiting_for == ["east", "north", "west"]
+    assert shell.state.waiting_for() == ["east", "north", "west"]
     shell.send("east", 2)
     shell.register("north")
-    assert shell.state.waiting_for == ["west"]
+    assert shell.state.waiting_for() == ["west"]
     shell.send("west", 2)
     assert shell.stage == "SEALED"
     shell.merge()
-    assert shell.state.waiting_for == ["east", "north", "west"]
+    assert shell.state.waiting_for() == ["east", "north", "west"]
 
 
 def test_a_silent_learner_is_removed_after_its_lease_and_fenced_after_three() -> None:
@@ -222,7 +139,8 @@ def test_a_contribution_of_an_earlier_process_still_counts_and_blocks_a_second_o
     shell.send("east", 1)
     shell.merge()
     record = shell.state.members["west"].record
-    assert (record.last_seq, record.cursor, record.merged_samples) == (1, 100, 100)
+    place = record.places[0]
+    assert (place.last_seq, place.cursor, place.merged_samples) == (1, 100, 100)
     assert isinstance(shell.send("west", 2, generation=2), Wait)
 
 
@@ -244,8 +162,7 @@ def test_without_quorum_the_round_stays_open_and_raises_an_alarm() -> None:
     assert shell.stage == "OPEN"
     alarms = [one.text for one in shell.effects if isinstance(one, Remark) and one.level == "error"]
     assert "1 of 2 contributions" in alarms[0]
-    assert shell.state.round is not None
-    assert shell.state.round.attempt == 3
+    assert shell.state.rounds[0].attempt == 3
     shell.send("west", 1)
     assert shell.stage == "SEALED"
 
@@ -257,8 +174,7 @@ def test_the_deadline_grows_with_the_usual_round() -> None:
     shell.send("west", 1)
     shell.merge()
     shell.send("east", 2)
-    assert shell.state.round is not None
-    assert shell.state.round.deadline == 30 + 3 * 30
+    assert shell.state.rounds[0].deadline == 30 + 3 * 30
 
 
 def test_the_same_bytes_get_the_recorded_verdict_and_other_bytes_a_refusal() -> None:
@@ -321,7 +237,7 @@ def test_three_invalid_in_a_row_quarantine_and_one_merged_forgives() -> None:
     for seq in (4, 5, 6):
         shell.send("east", seq, problem="bad")
     assert shell.state.members["east"].state == "quarantined"
-    assert shell.state.waiting_for == ["west"]
+    assert shell.state.waiting_for() == ["west"]
 
 
 def test_the_run_is_final_at_its_target_and_takes_nothing_more() -> None:
@@ -330,25 +246,25 @@ def test_the_run_is_final_at_its_target_and_takes_nothing_more() -> None:
     shell.send("west", 1)
     shell.merge()
     assert shell.state.ledger.final
-    assert shell.state.round is None
+    assert not shell.state.rounds
     found = shell.send("east", 2)
     assert isinstance(found, Answer)
     assert (found.answered.kind, found.answered.reason) == ("late", "the run is final")
     shell.restart()
-    assert shell.state.round is None
+    assert not shell.state.rounds
 
 
 def test_a_seed_is_taken_once_and_never_again() -> None:
     shell = started()
-    effects = shell.do(Seeded(now=0, seed_sha256="x", theta_sha256="x", fingerprint="f"))
+    effects = shell.do(Seeded(now=0, seed_sha256="x", theta_sha256=("x",), fingerprint="f"))
     assert reason(effects[0]) == "seed_refused"
     shell.restart()
-    assert reason(shell.do(Seeded(now=0, seed_sha256="x", theta_sha256="x", fingerprint="f"))[0]) == "seed_refused"
+    assert reason(shell.do(Seeded(now=0, seed_sha256="x", theta_sha256=("x",), fingerprint="f"))[0]) == "seed_refused"
 
 
 def test_leaving_is_durable_and_nobody_waits_for_who_left() -> None:
     shell = started()
-    shell.do(Leave(now=0, learner="west", generation=1, discarded_samples=30))
+    shell.do(Leave(now=0, learner="west", generation=1, discarded=(30,)))
     shell.restart()
     shell.send("east", 1)
     # The first round still may not run alone because of somebody who never came; who came and left is another matter.
@@ -379,122 +295,6 @@ def test_a_change_of_who_is_waited_for_is_announced_once() -> None:
     assert sum(isinstance(one, Announce) for one in shell.effects) == 1
 
 
-class Chaos(RuleBasedStateMachine):
-    """Learners that send, repeat, die and come back; a syncer that dies at any stage. Counts must come out exactly."""
-
-    learners = ("east", "north", "west")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shell = Shell(replace(RULES, learners=self.learners, target_samples=2500))
-        self.generation: dict[str, int] = {}
-        self.seq = dict.fromkeys(self.learners, 0)
-        self.sent: list[dict[str, Any]] = []
-        self.verdicts: dict[tuple[str, int, int], str] = {}
-        self.merged: dict[tuple[str, int, int], int] = {}
-        self.generations_seen: dict[str, int] = dict.fromkeys(self.learners, 0)
-
-    @initialize()
-    def begin(self) -> None:
-        self.register("east")
-        self.shell.seed()
-
-    def _offer(self, message: dict[str, Any]) -> None:
-        found = self.shell.send(
-            message["learner"], message["seq"], **{k: v for k, v in message.items() if k not in {"learner", "seq"}}
-        )
-        if isinstance(found, Answer) and found.answered.kind != "fenced":
-            key = (message["learner"], message["generation"], message["seq"])
-            known = self.verdicts.setdefault(key, found.answered.kind)
-            assert known == found.answered.kind or "merged" not in (known, found.answered.kind), "a verdict changed"
-            assert (found.answered.kind == "merged") == (key in self.merged)
-
-    @rule(learner=st.sampled_from(learners))
-    def register(self, learner: str) -> None:
-        self.generation[learner] = self.shell.register(learner)
-        assert self.generation[learner] > self.generations_seen[learner]
-        self.generations_seen[learner] = self.generation[learner]
-
-    @precondition(lambda self: self.generation)
-    @rule(data=st.data(), behind=st.integers(0, 1), samples=st.integers(1, 90))
-    def send(self, data: Any, behind: int, samples: int) -> None:
-        learner = data.draw(st.sampled_from(sorted(self.generation)))
-        self.seq[learner] += 1
-        message = {
-            "learner": learner,
-            "seq": self.seq[learner],
-            "generation": self.generation[learner],
-            "base": max(0, self.shell.state.version - behind),
-            "samples": samples,
-            "cursor": self.seq[learner] * 100,
-        }
-        self.sent.append(message)
-        self._offer(message)
-
-    @precondition(lambda self: self.sent)
-    @rule(data=st.data())
-    def repeat(self, data: Any) -> None:
-        self._offer(data.draw(st.sampled_from(self.sent)))
-
-    @precondition(lambda self: self.generation)
-    @rule(data=st.data(), seconds=st.integers(1, 8))
-    def pass_time(self, data: Any, seconds: int) -> None:
-        alive = [one for one in self.generation if self.shell.state.members[one].state != "dead"]
-        self.shell.pass_time(seconds, alive=tuple(data.draw(st.sets(st.sampled_from(alive)))) if alive else ())
-
-    @precondition(lambda self: self.shell.stage == "SEALED")
-    @rule(stop=st.sampled_from(["sealed", "merged", "before_head", "after_head", None]))
-    def merge(self, stop: str | None) -> None:
-        """All the way, or killed at one of the arrows."""
-        shell = self.shell
-        assert shell.state.round is not None
-        arrivals = dict(shell.state.round.arrivals)
-        if stop == "sealed":
-            return shell.restart()
-        shell.do(MergeDone())
-        if stop in {"merged", "before_head"}:
-            return shell.restart()
-        shell.do(Committed(now=shell.now, theta_sha256="t", model_sha256="m"))
-        for name, one in arrivals.items():
-            assert (name, one.generation, one.seq) not in self.merged, "merged twice"
-            self.merged[name, one.generation, one.seq] = one.samples
-        if stop == "after_head":
-            return shell.restart()
-        shell.do(Published(now=shell.now))
-        return None
-
-    @rule()
-    def kill_syncer(self) -> None:
-        if self.shell.stage not in {"MERGED", "DURABLE"}:
-            self.shell.restart()
-
-    @invariant()
-    def the_ledger_is_what_was_merged(self) -> None:
-        state = self.shell.state
-        for name, member in state.members.items():
-            expected = sum(samples for key, samples in self.merged.items() if key[0] == name)
-            assert member.record.merged_samples == expected
-        assert state.ledger.samples_total == sum(self.merged.values())
-        assert state.ledger.final == (state.ledger.samples_total >= 2500)
-
-    @invariant()
-    def nobody_is_waited_for_in_vain(self) -> None:
-        state = self.shell.state
-        if state.round is not None and state.round.stage == "OPEN" and state.round.arrivals:
-            assert state.waiting_for, "an open round with arrivals waits for somebody"
-            assert state.round.deadline is not None
-
-
-TestChaos = Chaos.TestCase
-TestChaos.settings = settings(
-    max_examples=50,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
-)
-
-
 @given(order=st.permutations(["east", "north", "west"]))
 @settings(max_examples=6, deadline=None)
 def test_any_order_of_arrival_gives_the_same_ledger(order: list[str]) -> None:
@@ -504,4 +304,4 @@ def test_any_order_of_arrival_gives_the_same_ledger(order: list[str]) -> None:
     shell.merge()
     assert shell.head.members == sorted(shell.head.members, key=lambda one: one.learner)
     assert shell.state.ledger.samples_total == 13
-    assert [one for one in shell.effects if isinstance(one, StartMerge)] == [StartMerge(round=1)]
+    assert [one for one in shell.effects if isinstance(one, StartMerge)] == [StartMerge(fragment=0, round=1)]

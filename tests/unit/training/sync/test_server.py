@@ -32,7 +32,7 @@ from tests.builders.sync_world import (
     wait_until,
 )
 from tests.unit.training.sync.conftest import Join, Serve
-from training.sync.adopt import restart
+from training.sync.adopt import LearnerSyncState, restart
 from training.sync.client import SyncClient
 from training.sync.contract import contract_hash
 from training.sync.layout import Layout
@@ -46,7 +46,7 @@ SHORT_LEASE = SyncConfig.model_validate(
 def theta_of(server: Server) -> bytes:
     """Bits of the committed weights, from the state file that HEAD names."""
     head = json.loads((server.folder / "sync/HEAD.json").read_text())
-    return load_file(server.folder / "sync/states" / head["state"]["file"])["theta"].tobytes()
+    return load_file(server.folder / "sync/states" / head["states"][0]["file"])["theta"].tobytes()
 
 
 def pair(server: Server, learn: Join) -> tuple[ToyLearner, ToyLearner]:
@@ -78,7 +78,7 @@ def test_each_merge_publishes_the_averaged_model(serve: Serve, learn: Join) -> N
     locals_: list[np.ndarray] = []
     for one in (east, west):
         one.run()
-        locals_.append(ema_of(one.theta))
+        locals_.append(before + (ema_of(one.theta) - before))
     together(*(lambda one=one: one.take(one.clients[0].commit(one.upload())) for one in (east, west)))
     digest = server.merges()[-1].model_sha256
     connection = http.client.HTTPConnection(server.bulk, timeout=DEADLINE)
@@ -176,7 +176,7 @@ def test_a_learner_that_falls_silent_is_not_waited_for(serve: Serve, learn: Join
     back = learn(server, "west")
     found = back.join()
     assert (found.generation, found.last_seq, found.cursor) == (2, 1, ROUND_SAMPLES)
-    assert restart(west.step, registration=found).mode == "exact"
+    assert restart(LearnerSyncState(fragments=(west.step,)), registration=found).mode == "exact"
 
 
 def test_a_late_learner_carries_its_progress_into_the_next_round(serve: Serve, learn: Join, tmp_path: Path) -> None:
@@ -247,12 +247,13 @@ def test_a_restarted_learner_whose_contribution_waits_goes_on_after_the_merge(se
     def come_back() -> None:
         wait_until(lambda: back.clients[0].status().arrived == ["east"])
         found = back.clients[0].register(contract_hash(server.plan), world_size=1)
-        assert restart(checkpoint, registration=found).mode == "wait"
+        assert restart(LearnerSyncState(fragments=(checkpoint,)), registration=found).mode == "wait"
         west.round()
         back.clients[0].wait_version(found.version + 1)
         found = back.clients[0].register(contract_hash(server.plan), world_size=1)
-        decision = restart(checkpoint, registration=found)
-        assert (decision.mode, decision.state.cursor, decision.state.base_version) == ("shared", ROUND_SAMPLES, 1)
+        decision = restart(LearnerSyncState(fragments=(checkpoint,)), registration=found)
+        assert (decision.mode, decision.state.cursor) == ("shared", ROUND_SAMPLES)
+        assert decision.state.fragments[0].base_version == 1
 
     verdict, _ = together(lambda: waiting.commit(contribution), come_back)
     assert getattr(verdict, "kind", "") == "fenced"

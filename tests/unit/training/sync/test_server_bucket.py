@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gkr.sync_keys import write_keys
 from spec.errors import EXIT_REFUSED, EXIT_UNREACHABLE
 from spec.events import SyncMerged, read_events
 from spec.plan import Plan, ServicePlan
+from spec.sync_keys import open_connection
 from storage import Bucket
 from tests.builders.object_store import ObjectServer, free_port, serve_objects
 from tests.builders.sync_world import (
@@ -49,6 +50,7 @@ class Pod:
             one.model_copy(update={"run_uri": self.bucket.uri, "services": [sampler]}) for one in base.learners
         ]  # fmt: skip
         self.plan: Plan = base.model_copy(update={"backend": "kubernetes", "learners": learners})
+        write_keys(folder / "keys", plan=self.plan)
         self.ports = [free_port(), free_port()]
         self.servers: list[Server] = []
 
@@ -101,8 +103,10 @@ def test_a_run_survives_the_loss_of_its_syncers_pod_and_ends_it(pod: Pod, learn:
         assert one.registration is not None
         one.clients[0].leave(one.registration.generation)
     # Nobody has evaluated the final model yet: it is still served.
-    connection = http.client.HTTPConnection(again.bulk, timeout=DEADLINE)
-    connection.request("GET", f"/v1/{pod.plan.run}/models/{status.model_sha256}")
+    own = again.keys_of("east")
+    assert own is not None
+    connection = open_connection("127.0.0.1", pod.ports[1], timeout_seconds=DEADLINE, keys=own)
+    connection.request("GET", f"/v1/{pod.plan.run}/models/{status.model_sha256}", headers=own.headers)
     assert hashlib.sha256(connection.getresponse().read()).hexdigest() == status.model_sha256
     connection.close()
     assert again.process.poll() is None
@@ -120,6 +124,7 @@ def test_a_syncer_whose_pod_was_replaced_ends(pod: Pod, learn: Join) -> None:
     together(east.round, west.round)
     other = pod.folder / "other"
     other.mkdir()
+    shutil.copytree(pod.folder / "keys", other / "keys")
     environment = {**pod.environment, "GKR_RUN_DIR": str(other / "run")}
     second = spawn_server(other, pod.plan, "--control-port", "0", "--bulk-port", "0", environment=environment)
     try:
@@ -151,6 +156,7 @@ def test_an_earlier_version_comes_from_the_bucket(pod: Pod, learn: Join) -> None
     together(east.round, west.round)
     server.kill()
     again = pod.start()
-    client = SyncClient(again.control, bulk=again.bulk, run=pod.plan.run, learner="east", layout=LAYOUT)
+    own = again.keys_of("east")
+    client = SyncClient(again.control, bulk=again.bulk, run=pod.plan.run, learner="east", layout=LAYOUT, keys=own)
     assert client.fetch(1).tobytes() == earlier
     client.close()

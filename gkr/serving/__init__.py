@@ -1,0 +1,1 @@
+"""`gkr services`: the replicas of a run's services, as its events tell."""
