@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DEADLINE_SECONDS = 900
+DEADLINE_SECONDS = 3600
 
 
 def main() -> int:

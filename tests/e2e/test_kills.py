@@ -137,6 +137,28 @@ def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
     assert not left_over(folder), "processes outlive the run"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_a_decoupled_run_that_loses_a_rank_and_its_syncer_ends_with_equal_weights(tmp_path: Path) -> None:
+    run, folder = launch(tmp_path, **{"sync.mode": "decoupled"})
+    follow = Follower(folder)
+    try:
+        follow.until(lambda events: merged(events, 1), deadline_seconds=3 * MINUTE, what="version 1")
+        _kill(last_start(follow.events, "west").pids["rank-1"])
+        follow.until(lambda events: recovery(events, "rank 1"), deadline_seconds=2 * MINUTE, what="rank replaced")
+        _kill(json.loads((folder / "state" / "syncer.json").read_text())["pid"])
+        follow.until(lambda events: recovery(events, "syncer"), deadline_seconds=MINUTE, what="syncer restarted")
+        code = run.wait(timeout=5 * MINUTE)
+    finally:
+        end(run, tmp_path)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    assert (code, summary["status"]) == (0, "succeeded")
+    assert (summary["sync"]["mode"], summary["sync"]["learners_agree"]) == ("decoupled", True)
+    assert summary["sync"]["ledger_imbalance"] == 0
+    assert all(learner["ledger"]["pending"] == 0 for learner in summary["learners"]), "drained"
+    assert not left_over(folder), "processes outlive the run"
+
+
 def test_a_model_that_does_not_fit_its_encoder_ends_at_once_with_one_line(tmp_path: Path) -> None:
     """A person's error: no retry, the place and the remedy, no traceback."""
     run, folder = launch(tmp_path, **{"train.model.text_width": "100"})

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from gkr.sync_keys import write_keys
 from spec.events import AttemptStarted, Event, LearnerFinished, Recovery, Restored, StepMetrics, read_events
 from spec.facts import ClusterFacts, MachinePool, SyncerPorts
 from spec.fold import fold
 from spec.plan import Plan
 from spec.resolve import resolve_located
+from spec.sync_keys import ENVIRONMENT
 from storage import open_bucket
 from tests.builders.experiments import GIB, RUN, load
 from tests.builders.local_runs import REPOSITORY
@@ -88,7 +90,11 @@ class World:
         addresses = {"syncer_control": f"127.0.0.1:{control}", "syncer_bulk": f"127.0.0.1:{bulk}"}
         self.plan: Plan = plan.model_copy(update={"learners": [plan.home.model_copy(update=addresses)]})
         self.bucket = open_bucket(self.plan.home.run_uri)
-        self.cluster = RayCluster(self.plan, self.plan.home, root / "east", port=_free_port(), first_address=20)
+        self.keys = root / "keys"
+        write_keys(self.keys, plan=self.plan)
+        self.cluster = RayCluster(
+            self.plan, self.plan.home, root / "east", port=_free_port(), first_address=20, keys=self.keys
+        )
         self._syncer: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -102,7 +108,12 @@ class World:
                 command,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "GKR_RUN_DIR": str(self.root / "syncer")},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(REPOSITORY),
+                    "GKR_RUN_DIR": str(self.root / "syncer"),
+                    ENVIRONMENT: str(self.keys / "run"),
+                },
             )
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Block(RecomputedBlock):
 class DiT(Network):
     """The whole network."""
 
-    starts_at_zero = ("bias", "modulation.weight", "final.weight")
+    starts_at_zero: ClassVar = ("bias", "modulation.weight", "final.weight")
     deviations: ClassVar = {"null_condition": _CONDITION_DEVIATION, "condition.weight": _CONDITION_DEVIATION}
     position: Tensor
 

@@ -43,7 +43,7 @@ class TextBlock(RecomputedBlock):
 class LanguageModel(Network):
     """The whole network."""
 
-    starts_at_zero = ("bias", "attention.out.weight", "mlp.down.weight", "head.weight")
+    starts_at_zero: ClassVar = ("bias", "attention.out.weight", "mlp.down.weight", "head.weight")
     deviations: ClassVar = {"embedding.weight": 1.0}
     position: Tensor
 

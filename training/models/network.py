@@ -12,7 +12,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -90,9 +90,9 @@ class Network(nn.Module, ABC):
 
     blocks: nn.ModuleList
     """Of `RecomputedBlock`."""
-    starts_at_zero: tuple[str, ...]
+    starts_at_zero: ClassVar[tuple[str, ...]]
     """Ends of the names of parameters that are zero at first."""
-    deviations: dict[str, float] = {}
+    deviations: ClassVar[dict[str, float]] = {}
     """Parameters that are drawn from a normal distribution, and its deviation."""
 
     @abstractmethod
