@@ -286,6 +286,16 @@ class _Writer:
             queued=sum(depth.values()),
             queued_by_rank=depth,
             batch_mean=18.5,
+            clients=WORLD_SIZE,
+            grant=8,
+            grant_bytes=2**26,
+            queued_bytes=1000 * sum(depth.values()),
+            by_priority={"blocking": {"requests": self.requests, "p50_ms": p50, "p99_ms": 3 * p50}},
+            by_rank={
+                rank: {"requests": 100, "outstanding": waiting, "outstanding_bytes": 1000 * waiting}
+                for rank, waiting in depth.items()
+            },
+            weights=hashlib.sha256(service.encode()).hexdigest(),
         )
 
     def synchronise(self, *, number: int, ends: dict[str, float]) -> dict[str, float]:

@@ -25,8 +25,8 @@ from training.sync.layout import Floats, Layout
 from training.sync.machine import step
 from training.sync.members import Rules, State, recover
 from training.sync.messages import Ledger
-from training.sync.publish import write_model
 from training.sync.metrics import SyncMetrics
+from training.sync.publish import write_model
 from training.sync.refusals import Refusal
 from training.sync.staging import Staging
 from training.sync.state import FragmentState, StateNote, write_state
