@@ -12,8 +12,8 @@ help: ## list the targets
 setup: ## create .venv from the locks (a second call returns at once)
 	@$(PYTHON) tools/setup.py
 
-train: setup ## train on this machine: EXPERIMENT=path SET="a.b=c ..."
-	@$(BIN)/gkr launch $(EXPERIMENT) $(foreach pair,$(SET),--set $(pair))
+train: setup ## train on this machine, or on STACK=region[,region]: EXPERIMENT=path SET="a.b=c ..."
+	@$(if $(STACK),clusters=$$($(BIN)/python -m infra.run clusters $(STACK)) && )$(BIN)/gkr launch $(EXPERIMENT) $(if $(STACK),--cluster $$clusters) $(foreach pair,$(SET),--set $(pair))
 
 test: setup ## every test that needs neither root nor a cluster nor a GPU
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not cluster and not engine and not images and not loopback"
@@ -24,8 +24,8 @@ check: setup ## format, lint, types, import rules, generated files
 tools: setup ## build the tools that come only as Go source: TOOLS="kueue pulumi" (default: what a cluster needs)
 	@$(BIN)/python tools/binaries.py $(TOOLS)
 
-cluster: setup ## a real Kubernetes on this machine (root, Linux): FAKE="a3-ultra=64,a3-mega=32" REGIONS=2
-	@$(BIN)/python -m tools.bed up $(if $(FAKE),--fake "$(FAKE)") $(if $(REGIONS),--regions $(REGIONS))
+cluster: setup ## a real Kubernetes on this machine (root, Linux): FAKE="a3-ultra=64,a3-mega=32" REGIONS=2 FOR=stacks
+	@$(BIN)/python -m tools.bed up $(if $(FAKE),--fake "$(FAKE)") $(if $(REGIONS),--regions $(REGIONS)) $(if $(FOR),--for $(FOR))
 
 cluster-down: setup ## end that cluster and everything it made
 	@$(BIN)/python -m tools.bed down

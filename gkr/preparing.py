@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -67,7 +67,7 @@ def manifest_uri(text: str) -> str:
     return uri if uri.endswith(".json") else f"{uri.rstrip('/')}/manifest.json"
 
 
-def _read(stream: TextIO, *, told: Told) -> PrepareReport | PrepareError | Inspection | None:
+def _read(stream: IO[str], *, told: Told) -> PrepareReport | PrepareError | Inspection | None:
     last: PrepareReport | PrepareError | Inspection | None = None
     for line in stream:
         try:

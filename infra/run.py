@@ -1,14 +1,16 @@
-"""`python -m infra.run preview|up|down STACK`: what `make preview`, `make up` and `make down` call.
+"""`python -m infra.run preview|up|down|clusters STACK`: what `make preview`, `up`, `down` and `train STACK=` call.
 
 A region means its platform too, unless --only says otherwise; `up` shows the preview's review first and goes on only if
-nothing blocks it. Results go to stdout, progress to stderr. With --cloud double nothing reaches Google: the provider is
-a test double, its state is apart from everything real, and a banner says so.
+nothing blocks it; `clusters` makes the clusters of stacks known to `gkr` and prints their names. Results go to stdout,
+progress to stderr. With --cloud double nothing reaches Google: the provider is a test double, its state is apart from
+everything real, and a banner says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -17,11 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from infra.engine import tools
+from infra.engine import clusters, tools
 from infra.engine.place import Place, place
 from infra.engine.rendering import rendered
 from infra.engine.stacks import Stack
 from infra.engine.targets import Only, below, load, members, shipped
+from infra.outputs import KUBECONFIG_OUTPUT, PLATFORM_OUTPUT
 from infra.policy.stacks import settings_for
 from infra.programs import program
 from infra.review.__main__ import summary
@@ -30,6 +33,7 @@ from infra.review.preview import Preview
 from infra.review.report import Review, review
 from spec.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, ConfigError, GkrError
 from spec.problems import DocumentError
+from spec.stack import parse_stack_name
 
 BANNER = """\
 +--------------------------------------------------------------------------------+
@@ -70,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     if request.double:
         sys.stderr.write(BANNER)
+    signal.signal(signal.SIGTERM, _interrupted)
     try:
         return run(request)
     except DocumentError as error:
@@ -79,12 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; what was done is in the state\n")
+        again = f"make {request.action} STACK={request.target}"
+        sys.stderr.write(f"interrupted; what was done is in the state, and {again} goes on from there\n")
         return EXIT_INTERRUPTED
+
+
+def _interrupted(*_: object) -> None:
+    """A request to end is an interrupt, or the engine would go on without anybody who listens to it."""
+    raise KeyboardInterrupt
 
 
 def run(request: Request) -> int:
     """Prepare the engine, then the action on every stack of the target."""
+    if request.action == "clusters":
+        return _clusters(request)
     names = members(request.target, only=request.only)
     where = place(double=request.double)
     tools.prepare(where, platform=any(name.endswith(".platform") for name in names))
@@ -99,7 +112,7 @@ def open_stack(request: Request, name: str, where: Place) -> Stack:
     own = request.overrides if name in members(request.target, only=request.only) else ()
     config = load(name, overrides=(*local.overrides, *own)).value
     declare = program if local.cluster else rendered(program, folder=where.folder / "rendered")
-    return Stack(name, config, where, request.say, request.seconds, local.environment, declare)
+    return Stack(name, config, where, request.say, request.seconds, local.environment, declare, local.secrets)
 
 
 def _preview(request: Request, names: list[str], where: Place) -> int:
@@ -129,6 +142,7 @@ def _up(request: Request, names: list[str], where: Place) -> int:
     done: list[dict[str, Any]] = []
     for name in names:
         stack = open_stack(request, name, where)
+        tools.refuse_other_use(name, is_up=lambda one=stack: one.outputs() is not None)
         missing = _missing(request, stack, where)
         if missing and not request.double:
             raise _not_up(name, missing)
@@ -160,7 +174,35 @@ def _down(request: Request, names: list[str], where: Place) -> int:
             continue
         request.say(f"{name}: down")
         done.append({"stack": name, "done": stack.down()})
+        if name.endswith(".platform"):
+            clusters.forget(name.removesuffix(".platform"), where=where)
     _report(request, done)
+    return EXIT_OK
+
+
+def _clusters(request: Request) -> int:
+    """Names of the clusters, for `gkr launch --cluster`; each is in the person's list then."""
+    found: list[str] = []
+    for target in request.target.split(","):
+        if target not in shipped():
+            found.append(clusters.of_region(target))
+            continue
+        stacks = members(target)
+        if len(stacks) != 2:
+            raise ConfigError(f"{target} has no cluster to train on", hint="name the stack of a region")
+        where = place(double=request.double or parse_stack_name(target).environment == tools.LOCAL)
+        tools.prepare(where, platform=False)
+        opened = [Stack(one, load(one).value, where, request.say, request.seconds, {}) for one in stacks]
+        facts = [stack.outputs() for stack in opened]
+        missing = [one for one, outputs in zip(stacks, facts, strict=True) if outputs is None]
+        if missing:
+            double = " CLOUD=double" if where.double else ""
+            raise ConfigError(f"{', '.join(missing)} not up yet", hint=f"first: make up STACK={target}{double}")
+        told = (facts[1] or {})[PLATFORM_OUTPUT]
+        cluster = clusters.Cluster(target, told, opened[0].secret(KUBECONFIG_OUTPUT))
+        request.say(clusters.take(cluster, where=where))
+        found.append(cluster.name)
+    sys.stdout.write(",".join(dict.fromkeys(found)) + "\n")
     return EXIT_OK
 
 
@@ -192,7 +234,8 @@ def _not_up(name: str, missing: Sequence[str]) -> ConfigError:
 
 
 def _review(request: Request, name: str, preview: Preview) -> Review:
-    return review(preview, settings=settings_for(name, stacks=shipped()), labels=request.labels)
+    applies = request.action == "up" and not request.double
+    return review(preview, settings=settings_for(name, stacks=shipped(), applies=applies), labels=request.labels)
 
 
 def _print(request: Request, found: Sequence[Review]) -> None:
@@ -221,8 +264,8 @@ def _counted(counts: dict[str, int]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m infra.run", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("action", choices=("preview", "up", "down"))
-    parser.add_argument("stack", help="such as prod.us-east5")
+    parser.add_argument("action", choices=("preview", "up", "down", "clusters"))
+    parser.add_argument("stack", help="such as prod.us-east5; for clusters several, with commas between")
     parser.add_argument("--cloud", choices=("google", "double"), default="google")
     parser.add_argument("--only", choices=("", "region", "platform"), default="")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")

@@ -6,7 +6,8 @@
 Objects come in the order in which they are applied. One learner is a RayJob (HTTPMode, so no submitter pod) with its
 ConfigMap, service account, network policy and disruption budget; the syncer is a Job with a Service, in the first
 learner's cluster. The same plan gives the same objects, byte for byte. Values of secrets never come here: pods refer to
-Secrets by name, and the Secret with the variables of the caller (`names.env_secret`) is made by `gkr`.
+Secrets by name, and those with the variables of the caller (`names.env_secret`) and with the keys of the sync
+(`names.keys_secret`) are made by `gkr`.
 
 What a pod finds (the contract with `training`):
 
@@ -15,6 +16,7 @@ What a pod finds (the contract with `training`):
 | /gkr/plan | plan.json, start.sh, driver.sh, run.sh (a person's `run:`) or syncer.sh; read-only |
 | /gkr/run | scratch of the run: logs, state; gone with the pod |
 | /gkr/code | the person's folder, if `code:` is given; also the working folder and first on PYTHONPATH |
+| /gkr/keys | what proves to syncer and learners that they are of one run, if it has a syncer; GKR_SYNC_KEYS |
 | GKR_LEARNER, GKR_ROLE, GKR_GROUP | who the pod is; roles: head, trainer, service, syncer |
 | GKR_PLAN, GKR_RUN_DIR, GKR_CODE_DIR | the paths above |
 | GKR_POD, GKR_POD_NODE, GKR_POD_IP | its name, machine and address |

@@ -7,6 +7,7 @@ from typing import Any
 from manifests import names, values
 from spec.facts import Site
 from spec.plan import LearnerPlan, Plan
+from spec.sync_keys import ENVIRONMENT
 
 _FIELDS = {"GKR_POD": "metadata.name", "GKR_POD_IP": "status.podIP", "GKR_POD_NODE": "spec.nodeName"}
 _DEFAULTS = {
@@ -31,6 +32,8 @@ def environment(
     own = {"GKR_LEARNER": learner.name, **_own(role, group)}
     if plan.code is not None:
         own["GKR_CODE_DIR"] = names.CODE_DIR
+    if plan.syncer is not None:
+        own[ENVIRONMENT] = names.KEYS_DIR
     threads = {} if gpus else _ONE_THREAD
     literals = {**_DEFAULTS, **threads, **(more or {}), **learner.site.bucket_env, **plan.env, **own}
     return values.env_list(literals, fields=_FIELDS, secret=names.env_secret(learner), secret_keys=plan.env_from_caller)
@@ -44,7 +47,8 @@ def fetch_environment(learner: LearnerPlan) -> list[dict[str, Any]]:
 
 def syncer_environment(site: Site) -> list[dict[str, Any]]:
     """`env` of the syncer's pod: nothing that a person wrote, for it runs nothing of theirs."""
-    literals = {**_DEFAULTS, **_ONE_THREAD, **site.bucket_env, **_own(names.SYNCER, names.SYNCER)}
+    own = {ENVIRONMENT: names.KEYS_DIR, **_own(names.SYNCER, names.SYNCER)}
+    literals = {**_DEFAULTS, **_ONE_THREAD, **site.bucket_env, **own}
     return values.env_list(literals, fields=_FIELDS)
 
 
@@ -57,26 +61,31 @@ def secrets(plan: Plan, site: Site) -> list[dict[str, Any]]:
     return values.env_from([*plan.secrets, site.bucket_secret])
 
 
-def mounts(site: Site, *, code: bool) -> list[dict[str, Any]]:
-    """Folders that every container of a run sees."""
+def mounts(site: Site, *, code: bool, keys: bool = False) -> list[dict[str, Any]]:
+    """Folders that every container of a run sees; `keys`: also those of the sync."""
     found: list[dict[str, Any]] = [
         {"name": "plan", "mountPath": names.PLAN_DIR, "readOnly": True},
         {"name": "run", "mountPath": names.RUN_DIR},
     ]
     if code:
         found.append({"name": "code", "mountPath": names.CODE_DIR})
+    if keys:
+        found.append({"name": "keys", "mountPath": names.KEYS_DIR, "readOnly": True})
     found += [{"name": mount.name, "mountPath": mount.mount_path, "readOnly": mount.read_only} for mount in site.mounts]
     return sorted(found, key=lambda one: one["mountPath"])
 
 
-def volumes(site: Site, *, config_map: str, code: bool) -> list[dict[str, Any]]:
-    """What those mounts are."""
+def volumes(site: Site, *, config_map: str, code: bool, keys: bool = False) -> list[dict[str, Any]]:
+    """What those mounts are. Keys belong to whom the ConfigMap belongs to."""
     found: list[dict[str, Any]] = [
         {"name": "plan", "configMap": {"name": config_map, "defaultMode": 0o444}},
         {"name": "run", "emptyDir": {}},
     ]
     if code:
         found.append({"name": "code", "emptyDir": {}})
+    if keys:
+        secret = {"secretName": names.keys_secret(config_map), "defaultMode": 0o400}
+        found.append({"name": "keys", "secret": secret})
     found += [{"name": mount.name, "hostPath": {"path": mount.host_path}} for mount in site.mounts]
     return sorted(found, key=lambda one: one["name"])
 

@@ -8,6 +8,8 @@ from spec.plan import LearnerPlan, ServicePlan
 PLAN_DIR = "/gkr/plan"
 RUN_DIR = "/gkr/run"
 CODE_DIR = "/gkr/code"
+KEYS_DIR = "/gkr/keys"
+"""What proves to syncer and learners that they are of one run (`spec.sync_keys`)."""
 PLAN_PATH = f"{PLAN_DIR}/plan.json"
 
 RAY_CONTAINER = "ray"
@@ -29,6 +31,11 @@ AGENT_PORT = 52365
 def env_secret(learner: LearnerPlan) -> str:
     """Secret with the variables taken from the caller's environment; `gkr` makes it, pods refer to it."""
     return f"{learner.job}-env"
+
+
+def keys_secret(owner: str) -> str:
+    """Secret with the keys of a learner's pods, by its job, or of the syncer, by its name; `gkr` makes it."""
+    return f"{owner}-keys"
 
 
 def service_group(service: ServicePlan) -> str:

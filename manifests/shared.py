@@ -19,7 +19,7 @@ from spec.facts import SharedService, Site
 from spec.machines import parse_gpu
 from spec.names import LONGEST_POD_PREFIX
 from spec.plan import LearnerPlan, Plan, ServicePlan
-from spec.service_placement import DEFAULT_CPU, DEFAULT_MEMORY
+from spec.service_placement import DEFAULT_CPU, DEFAULT_MEMORY, MOST_QUEUE_BYTES, SHARED_CLIENTS, queue_share
 from spec.services import ServiceConfig
 from spec.units import parse_bytes, parse_cpu
 
@@ -138,12 +138,14 @@ def holdings(shared: SharedServices) -> dict[str, dict[str, float]]:
 def _replica(name: str, service: ServiceConfig) -> ServicePlan:
     asked = service.resources
     gpu = parse_gpu(asked.gpu) if asked.gpu else None
+    memory = asked.memory if asked.memory is not None else DEFAULT_MEMORY
+    share = min(MOST_QUEUE_BYTES, queue_share(memory, clients=SHARED_CLIENTS))
     return ServicePlan(
         name=name, kind=service.kind, replicas=1,
-        cpu=asked.cpu if asked.cpu is not None else DEFAULT_CPU,
-        memory=asked.memory if asked.memory is not None else DEFAULT_MEMORY,
+        cpu=asked.cpu if asked.cpu is not None else DEFAULT_CPU, memory=memory,
         gpus=gpu.count if gpu else 0, gpu=gpu.gpu if gpu else None,
         queue_depth=service.queue_depth, max_batch=service.max_batch,
+        queue_bytes=service.queue_bytes or share, max_delay_ms=service.max_delay_ms,
     )  # fmt: skip
 
 

@@ -71,14 +71,14 @@ def job(plan: Plan, syncer: SyncerPlan) -> dict[str, Any]:
         "resources": containers.resources(syncer.cpu * site.cpu_request_share, syncer.memory),
         "securityContext": containers.HARDENED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": containers.mounts(site, code=False),
+        "volumeMounts": containers.mounts(site, code=False, keys=True),
     }
     spec = pods.pod_spec(
         plan,
         site_pull_secrets=site.image_pull_secrets,
         account=site.service_account or syncer.name,
         containers=[container],
-        volumes=containers.volumes(site, config_map=syncer.name, code=False),
+        volumes=containers.volumes(site, config_map=syncer.name, code=False, keys=True),
         affinity=placing.off_gpus(),
     )
     spec["restartPolicy"] = "OnFailure"

@@ -8,6 +8,7 @@ from typing import Any
 
 from spec.units import format_bytes
 
+_SUFFIXES = ("", "k", "M", "G", "T", "P", "E")
 LONGEST_SECONDS = 2**31 - 1
 """KubeRay keeps deadlines in 32 bits."""
 
@@ -21,6 +22,17 @@ def cpu(cores: float) -> str:
 def memory(size: int) -> str:
     """Bytes as a quantity, exactly."""
     return format_bytes(size) if size % 1024 == 0 else str(size)
+
+
+def canonical(amount: int, *, thousandths: bool = False) -> str:
+    """A whole amount as the API server writes it back: where it keeps a custom resource in that form, any other would
+    be a change in every preview.
+    """
+    suffixes = ["m", *_SUFFIXES] if thousandths else list(_SUFFIXES)
+    while amount and amount % 1000 == 0 and len(suffixes) > 1:
+        amount //= 1000
+        del suffixes[0]
+    return f"{amount}{suffixes[0] if amount else ''}"
 
 
 def seconds(duration: float) -> int:

@@ -3,8 +3,9 @@
 A `ServiceClient` runs one I/O thread with its own ZeroMQ context, made after any fork. It finds replicas in a directory
 file, keeps one connection to each, sends within their grants, and when a replica dies sends what was unanswered to
 another or to its successor. Each future is completed exactly once: with the reply, with `RefusedError` if the service
-refused or broke, with `UnreachableError` if no answer came before the deadline. Delivery is at least once, so methods
-must not have effects that add up.
+refused or broke, with `UnreachableError` if no answer came before the deadline. Delivery is at least once. One replica
+computes a request once however often it arrives, and answers it again from memory; another replica may compute it too
+after the first one died, so effects that must not add up over replicas need a key of their own in the arguments.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from msgspec import Struct
 
 from services.courier import Awaited, Courier, Parcel
 from services.service import Call, Reply, Service
-from services.wire.frames import FrameError, encode_body, encode_tensors
+from services.wire.frames import FrameError, Priority, encode_body, encode_tensors
+from services.wire.seal import run_secret
 from spec.errors import GkrError, RefusedError, UnreachableError
+from spec.sync_keys import SyncKeys
 
 _GRACE_SECONDS = 5.0
 """How much later than its deadline a future may complete before the I/O thread itself is taken for broken."""
@@ -65,13 +68,26 @@ class Asks(Protocol):
 class ServiceClient:
     """Asks the replicas of one service over ZeroMQ. Thread-safe. `identity` must be this client's alone."""
 
-    def __init__(self, directory_path: Path, *, service: str, identity: str, max_waiting: int = 1024) -> None:
+    def __init__(
+        self,
+        directory_path: Path,
+        *,
+        service: str,
+        identity: str,
+        max_waiting: int = 1024,
+        priority: Priority = Priority.BLOCKING,
+        secret: bytes | None = None,
+    ) -> None:
+        """`priority`: who waits for its requests, unless a request says otherwise. `secret`: what sealed replicas want
+        proof of; by default that of this process's run."""
+        self._priority = priority
         self._service = service
         self._max_waiting = max_waiting
         self._pid = os.getpid()
         self._next_request = 0
         self._lock = threading.Lock()
-        self._courier = Courier(directory_path, service=service, identity=identity)
+        secret = run_secret(SyncKeys.read()) if secret is None else secret
+        self._courier = Courier(directory_path, service=service, identity=identity, secret=secret)
 
     def submit(
         self,
@@ -81,6 +97,7 @@ class ServiceClient:
         reply: type[Struct],
         tensors: Mapping[str, np.ndarray] | None = None,
         deadline_seconds: float,
+        priority: Priority | None = None,
     ) -> Future[Reply]:
         """Ask; the future completes within the deadline. The tensors must not change until then.
 
@@ -112,6 +129,7 @@ class ServiceClient:
             deadline_seconds=deadline_seconds,
             expires=time.monotonic() + deadline_seconds,
             future=Awaited(self._courier),
+            priority=self._priority if priority is None else priority,
         )
         self._courier.take(parcel)
         return parcel.future

@@ -38,9 +38,11 @@ from services.wire.frames import (
     Header,
     Kind,
     Message,
+    Priority,
     TensorSpec,
     decode_body,
     pack,
+    request_bytes,
 )
 from spec.errors import GkrError, RefusedError, UnreachableError
 from spec.services import Replica
@@ -75,6 +77,7 @@ class Parcel:
     deadline_seconds: float
     expires: float
     future: Future[Reply] = field(default_factory=Future[Reply])
+    priority: Priority = Priority.BLOCKING
 
 
 class Awaited(Future[Reply]):
@@ -104,10 +107,12 @@ class _Retry:
 class Courier:
     """One client's thread."""
 
-    def __init__(self, directory_path: Path, *, service: str, identity: str) -> None:
+    def __init__(self, directory_path: Path, *, service: str, identity: str, secret: bytes) -> None:
         self._service = service
+        self._secret = secret
         self._identity = identity
         self._incarnation = time.time_ns() // 1000
+        self._greetings = 0
         self._directory = DirectoryWatch(directory_path)
         self._dispatcher: Dispatcher[LinkKey] = Dispatcher(max_attempts=_MAX_ATTEMPTS)
         self._links: dict[LinkKey, Link] = {}
@@ -126,6 +131,12 @@ class Courier:
         self._followers = 0
         self._led_at = 0.0
         self._watching = False
+        self._watched = -1
+        """`_changes` when our thread last looked which descriptors there are."""
+        self._changes = 0
+        """Grows with each connection made or lost."""
+        self._turner = 0
+        """The thread that takes a turn."""
         self._expiry_at = math.inf
         """No request expires before."""
         self._context = zmq.Context()
@@ -150,13 +161,20 @@ class Courier:
         self._post()
 
     def lead(self, future: Future[Reply], *, until: float | None) -> None:
-        """Take turns in the caller's thread until the future is complete, unless somebody else does so already."""
+        """Take turns in the caller's thread until the future is complete, unless somebody else does so already.
+
+        Raises RuntimeError in a callback of a future, which runs within a turn and so would wait for itself.
+        """
+        if self._turner == threading.get_ident():
+            raise RuntimeError("a callback must not wait for another reply; let a thread of its own do so")
         if not self._leading.acquire(blocking=False):
             return
         try:
             if self._watching:
                 self._waker.notify()
-            with self._turning:
+            if not self._turning.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
+                return
+            try:
                 while not future.done() and not self._closing.is_set():
                     now = time.monotonic()
                     if until is not None and now >= until:
@@ -164,9 +182,14 @@ class Courier:
                     wake_at = self._wake_at(now)
                     wait = (wake_at if until is None else min(wake_at, until)) - now
                     self._turn(self._ready(wait_ms=max(0, math.ceil(wait * 1000))))
+            finally:
+                self._turning.release()
         finally:
             self._led_at = time.monotonic()
             self._leading.release()
+            # Our thread may be about to wait for what we have taken, the notice above included.
+            if self._watching:
+                self._waker.notify()
             if self._followers:
                 with self._resume:
                     self._resume.notify_all()
@@ -223,14 +246,16 @@ class Courier:
                 # A send may take the signal of what arrived meanwhile, which would then wake nobody.
                 ready = self._ready(wait_ms=0)
                 if not ready:
-                    return
+                    break
         finally:
             self._turning.release()
-        self._waker.notify()
+        if ready or self._changes != self._watched:  # our thread waits for less than there is
+            self._waker.notify()
 
     def _submit(self, parcel: Parcel) -> None:
         self._expiry_at = min(self._expiry_at, parcel.expires)
-        self._dispatcher.submit(Pending(parcel.number, parcel.expires, parcel))
+        size = request_bytes(parcel.body, specs=parcel.specs)
+        self._dispatcher.submit(Pending(parcel.number, parcel.expires, parcel, priority=parcel.priority, size=size))
 
     def _run(self) -> None:
         try:
@@ -265,15 +290,16 @@ class Courier:
             # Descriptors of sockets that are closed later are no harm: whoever closes them wakes us or lets us look.
             watched = [link.socket.getsockopt(zmq.FD) for link in self._links.values()]
             watched += [link.monitor.getsockopt(zmq.FD) for link in self._links.values()]
+            self._watched = self._changes
             if self._inbox or self._ready(wait_ms=0):
                 return
+            wake_at = self._wake_at(time.monotonic())
         poll = select.poll()
         for descriptor in (self._waker.fd, *watched):
             poll.register(descriptor, select.POLLIN)
         self._watching = True
         if not self._leading.locked():
-            now = time.monotonic()
-            poll.poll(max(0, math.ceil((self._wake_at(now) - now) * 1000)))
+            poll.poll(max(0, math.ceil((wake_at - time.monotonic()) * 1000)))
         self._watching = False
 
     def _ready(self, *, wait_ms: int) -> set[Any]:
@@ -284,6 +310,13 @@ class Courier:
         return {socket for socket, _ in zmq.zmq_poll(watched, wait_ms)}
 
     def _turn(self, ready: set[Any]) -> None:
+        self._turner = threading.get_ident()
+        try:
+            self._take_turn(ready)
+        finally:
+            self._turner = 0
+
+    def _take_turn(self, ready: set[Any]) -> None:
         now = time.monotonic()
         self._connect(now)
         if self._waker.fd in ready:
@@ -328,15 +361,20 @@ class Courier:
         self._retries = {key: self._retries.get(key) or _Retry() for key in wanted}
         for key, replica in wanted.items():
             if key not in self._links and self._retries[key].at <= now:
-                self._links[key] = Link(replica, context=self._context, hello=self._hello(replica), hwm=_HWM)
+                secret = self._secret if replica.sealed else b""
+                hello = self._hello(replica)
+                self._links[key] = Link(replica, context=self._context, hello=hello, hwm=_HWM, secret=secret)
+                self._changes += 1
 
     def _replicas(self) -> list[Replica]:
         directory = self._directory.current
         return [one for one in directory.replicas if one.service == self._service] if directory else []
 
     def _hello(self, replica: Replica) -> Header:
+        self._greetings += 1
         return Header(
             kind=Kind.HELLO,
+            attempt=self._greetings,
             identity=self._identity,
             incarnation=self._incarnation,
             service=self._service,
@@ -346,6 +384,7 @@ class Courier:
 
     def _lose(self, key: LinkKey, reason: str) -> None:
         self._links.pop(key).close()
+        self._changes += 1
         self._trouble = reason
         retry = self._retries.setdefault(key, _Retry())
         pause = min(_RETRY_SECONDS[1], _RETRY_SECONDS[0] * 2**retry.failures) * random.uniform(0.5, 1.5)
@@ -362,13 +401,16 @@ class Courier:
             case Kind.WELCOME:
                 link.welcomed = True
                 self._retries[key] = _Retry()
-                self._dispatcher.open(key, grant=header.credit)
+                self._dispatcher.open(key, grant=header.credit, grant_bytes=header.credit_bytes)
             case Kind.CREDIT:
-                self._dispatcher.open(key, grant=header.credit)
+                self._dispatcher.open(key, grant=header.credit, grant_bytes=header.credit_bytes)
             case Kind.REPLY | Kind.ERROR if header.request:
-                pending = self._dispatcher.answered(key, header.request)
+                error = None if header.kind is Kind.REPLY else decode_or_lose(message)
+                broke = error is not None and error.code == "internal"
+                pending = self._dispatcher.answered(key, header.request, broke=broke, now=time.monotonic())
                 if pending is not None:
-                    self._complete(pending.payload, message, where=f"{self._service} at {link.replica.endpoint}")
+                    where = f"{self._service} at {link.replica.endpoint}"
+                    self._complete(pending.payload, message, error=error, where=where)
             case Kind.ERROR:
                 error = decode_or_lose(message)
                 if error.code in ("version", "superseded", "protocol"):
@@ -379,16 +421,16 @@ class Courier:
             case other:
                 raise LinkLost(f"{link.replica.endpoint} sent {other.name}, which only clients send")
 
-    def _complete(self, parcel: Parcel, message: Message, *, where: str) -> None:
-        try:
-            if message.header.kind is Kind.REPLY:
+    def _complete(self, parcel: Parcel, message: Message, *, error: ErrorBody | None, where: str) -> None:
+        if error is None:
+            try:
                 body = decode_body(message.body, as_type=parcel.reply)
+            except FrameError as unreadable:
+                error = ErrorBody(code="internal", message=f"answered something else: {unreadable}")
+            else:
                 if parcel.future.set_running_or_notify_cancel():
                     parcel.future.set_result(Reply(body, message.tensors))
                 return
-            error = decode_body(message.body, as_type=ErrorBody)
-        except FrameError as unreadable:
-            error = ErrorBody(code="internal", message=f"answered something else: {unreadable}")
         if error.code == "expired":
             self._fail(parcel, UnreachableError(self._late(parcel), hint=error.message, where=where))
         else:
@@ -423,7 +465,7 @@ class Courier:
     def _send_waiting(self) -> None:
         now = time.monotonic()
         lost: dict[LinkKey, str] = {}
-        for key, pending in self._dispatcher.assign():
+        for key, pending in self._dispatcher.assign(now):
             parcel: Parcel = pending.payload
             header = Header(
                 kind=Kind.REQUEST,
@@ -432,6 +474,7 @@ class Courier:
                 method=parcel.method,
                 deadline_ms=max(1, int((parcel.expires - now) * 1000)),
                 tensors=parcel.specs,
+                priority=parcel.priority,
             )
             try:
                 self._links[key].send(pack(header, parcel.body, raw=parcel.raw))

@@ -1,17 +1,34 @@
 """The client's half of flow control: which request goes to which replica, and what becomes of it. No I/O, no clock.
 
-A request waits, is in flight at one replica, or is over. It goes out only with a credit; when its replica is lost it
-goes back to the front of the queue and is sent again, to whichever replica has credit then. It is over exactly once:
-answered, expired, cancelled or given up. A request that expires or is cancelled in flight keeps its credit taken until
-the replica's own answer arrives, because until then the replica counts it too.
+A request waits, is in flight at one replica, or is over. It goes out only with a credit, in requests and in bytes; when
+its replica is lost it goes back to the front of the queue and is sent again, to whichever replica has credit then. It
+is over exactly once: answered, expired, cancelled or given up. A request that expires or is cancelled in flight keeps
+its credit taken until the replica's own answer arrives, because until then the replica counts it too.
+
+What is sent again is paid for: each first sending earns a tenth of a second one, and a reserve covers the death of a
+replica. So when replicas die one after the other, or all at once, the traffic stays within a tenth more, and requests
+wait instead. A replica that breaks on request after request gets no more for a while, as long as another one can take
+them; then it is tried with one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from services.wire.frames import Priority
+
+RETRY_SHARE = 0.1
+"""Second sendings that one first sending pays for."""
+RETRY_RESERVE = 64.0
+"""Second sendings that need not be earned first."""
+RETRY_SECONDS = 1.0
+"""One more is allowed after so long, lest a client that sends nothing new never sends again."""
+BREAKER_FAILURES = 5
+"""Internal errors in a row after which a replica is passed over."""
+BREAKER_SECONDS = 2.0
 
 LinkT = TypeVar("LinkT", bound=Hashable)
 
@@ -25,16 +42,28 @@ class Pending:
     payload: Any = None
     attempt: int = 0
     over: bool = False
+    priority: Priority = Priority.BLOCKING
+    size: int = 0
+    """Bytes of credit that it takes."""
 
 
 @dataclass
 class _Link:
     grant: int
+    grant_bytes: int
     inflight: dict[int, Pending] = field(default_factory=dict[int, Pending])
+    bytes: int = 0
+    failures: int = 0
+    """Internal errors in a row."""
+    passed_over_until: float = 0.0
 
     @property
     def free(self) -> int:
         return self.grant - len(self.inflight)
+
+    def takes(self, pending: Pending) -> bool:
+        fits = not self.grant_bytes or not self.inflight or self.bytes + pending.size <= self.grant_bytes
+        return self.free > 0 and fits
 
 
 class Dispatcher(Generic[LinkT]):
@@ -42,25 +71,30 @@ class Dispatcher(Generic[LinkT]):
 
     def __init__(self, *, max_attempts: int) -> None:
         self._max_attempts = max_attempts
-        self._waiting: deque[Pending] = deque()
+        self._waiting: dict[Priority, deque[Pending]] = {priority: deque() for priority in Priority}
+        self._again: deque[Pending] = deque()
+        """Those that were sent before."""
         self._links: dict[LinkT, _Link] = {}
+        self._retries, self._refilled_at = RETRY_RESERVE, 0.0
+        self.sent_again = 0
 
     @property
     def waiting(self) -> int:
         """Requests that have no credit yet."""
-        return len(self._waiting)
+        return len(self._again) + sum(len(queue) for queue in self._waiting.values())
 
     def submit(self, pending: Pending) -> None:
         """Take a request."""
-        self._waiting.append(pending)
+        self._waiting[pending.priority].append(pending)
 
-    def open(self, link: LinkT, *, grant: int) -> None:
-        """A replica granted so many credits. Stating the grant again changes nothing that is in flight."""
+    def open(self, link: LinkT, *, grant: int, grant_bytes: int = 0) -> None:
+        """A replica granted so many credits, and so many bytes of requests (0: any) beyond the first one. Stating the
+        grant again changes nothing that is in flight."""
         known = self._links.get(link)
         if known is None:
-            self._links[link] = _Link(grant)
+            self._links[link] = _Link(grant, grant_bytes)
         else:
-            known.grant = grant
+            known.grant, known.grant_bytes = grant, grant_bytes
 
     def lost(self, link: LinkT) -> list[Pending]:
         """A replica is gone: its requests wait again, in their order. Returns those sent too often, which are over."""
@@ -71,29 +105,40 @@ class Dispatcher(Generic[LinkT]):
         given_up = [pending for pending in unanswered if pending.attempt >= self._max_attempts]
         for pending in given_up:
             pending.over = True
-        self._waiting.extendleft(reversed([pending for pending in unanswered if not pending.over]))
+        again = [pending for pending in unanswered if not pending.over]
+        self._again = deque(sorted((*again, *self._again), key=lambda one: (one.priority, one.request)))
         return given_up
 
-    def assign(self) -> list[tuple[LinkT, Pending]]:
-        """What to send now: waiting requests in order, each to the replica with the most free credit."""
+    def assign(self, now: float) -> list[tuple[LinkT, Pending]]:
+        """What to send now: first what was sent before, then by class and in order, each to the replica with the most
+        free credit. A request that no credit in bytes is left for holds up those behind it."""
+        self._refill(now)
         sendings: list[tuple[LinkT, Pending]] = []
-        while self._waiting:
-            name = max(self._links, key=lambda link: self._links[link].free, default=None)
-            if name is None or self._links[name].free <= 0:
-                break
-            pending = self._waiting.popleft()
-            if pending.over:
-                continue
-            pending.attempt += 1
-            self._links[name].inflight[pending.request] = pending
-            sendings.append((name, pending))
+        for queue in (self._again, *self._waiting.values()):
+            while queue and (queue is not self._again or self._retries >= 1):
+                if queue[0].over:
+                    queue.popleft()
+                    continue
+                name = self._choose(queue[0], now)
+                if name is None:
+                    return sendings
+                sendings.append((name, self._send(queue.popleft(), name)))
         return sendings
 
-    def answered(self, link: LinkT, request: int) -> Pending | None:
-        """An answer arrived: frees its credit. Returns the request if this ends it, none if it was over or unknown."""
+    def answered(self, link: LinkT, request: int, *, broke: bool = False, now: float = 0.0) -> Pending | None:
+        """An answer arrived: frees its credit. Returns the request if this ends it, none if it was over or unknown.
+
+        `broke`: the answer is that the replica broke on it.
+        """
         known = self._links.get(link)
         pending = known.inflight.pop(request, None) if known else None
-        if pending is None or pending.over:
+        if known is None or pending is None:
+            return None
+        known.bytes -= pending.size
+        known.failures = known.failures + 1 if broke else 0
+        if known.failures >= BREAKER_FAILURES:
+            known.passed_over_until = now + BREAKER_SECONDS
+        if pending.over:
             return None
         pending.over = True
         return pending
@@ -120,8 +165,39 @@ class Dispatcher(Generic[LinkT]):
         """The earliest deadline of all live requests."""
         return min((pending.expires for pending, _ in self._live()), default=None)
 
+    def _choose(self, pending: Pending, now: float) -> LinkT | None:
+        sound = {name for name, link in self._links.items() if self._is_sound(link, now)}
+        # One replica that breaks is better than none: it may be the request.
+        usable = [name for name, link in self._links.items() if link.takes(pending) and (name in sound or not sound)]
+        return max(usable, key=lambda name: self._links[name].free, default=None)
+
+    def _is_sound(self, link: _Link, now: float) -> bool:
+        if link.failures < BREAKER_FAILURES:
+            return True
+        return now >= link.passed_over_until and not link.inflight  # time to try it with one
+
+    def _send(self, pending: Pending, name: LinkT) -> Pending:
+        if pending.attempt:
+            self._retries -= 1
+            self.sent_again += 1
+        else:
+            self._retries = min(RETRY_RESERVE, self._retries + RETRY_SHARE)
+        pending.attempt += 1
+        link = self._links[name]
+        link.inflight[pending.request] = pending
+        link.bytes += pending.size
+        return pending
+
+    def _refill(self, now: float) -> None:
+        if self._retries < 1 and now - self._refilled_at >= RETRY_SECONDS:
+            self._retries += 1
+            self._refilled_at = now
+
+    def _queues(self) -> Iterable[deque[Pending]]:
+        return (self._again, *self._waiting.values())
+
     def _live(self) -> list[tuple[Pending, LinkT | None]]:
-        waiting: list[tuple[Pending, LinkT | None]] = [(pending, None) for pending in self._waiting]
+        waiting: list[tuple[Pending, LinkT | None]] = [(one, None) for queue in self._queues() for one in queue]
         flying = [(pending, link) for link, state in self._links.items() for pending in state.inflight.values()]
         return [(pending, link) for pending, link in (*waiting, *flying) if not pending.over]
 
@@ -129,4 +205,7 @@ class Dispatcher(Generic[LinkT]):
         for pending, _ in ended:
             pending.over = True
         if any(link is None for _, link in ended):
-            self._waiting = deque(pending for pending in self._waiting if not pending.over)
+            for queue in self._queues():
+                kept = [pending for pending in queue if not pending.over]
+                queue.clear()
+                queue.extend(kept)

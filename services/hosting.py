@@ -7,13 +7,14 @@ replica that dies three times without serving a request in between is not restar
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +25,19 @@ from ray.exceptions import RayError
 from services.registry import CLASSES, load_class
 from services.server import Server
 from services.service import ServiceContext
+from services.wire.seal import run_secret
 from spec.errors import GkrError, UnreachableError
 from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
+from spec.service_placement import queue_budget
 from spec.services import Directory, Replica, ServiceKind
+from spec.sync_keys import SyncKeys
 
 _log = logging.getLogger(__name__)
 
 MAX_FRUITLESS_STARTS = 3
+LONGEST_BATCH_SECONDS = 1800.0
+"""A replica that computes one batch for longer is taken for hung. Until then busy is healthy."""
 _HUNG_SECONDS = 60.0
 _START_SECONDS = 300.0
 _STATS_SECONDS = 30.0
@@ -67,7 +73,7 @@ class PollResult:
 
     directory: Directory
     stats: list[dict[str, Any]]
-    """One per replica that answered in time: the fields of `spec.events.ServiceStats` without time, source and kind.
+    """One per replica that answered in time: what `spec.events.ServiceStats` tells of it, and more that it ignores.
     Counters start again with each incarnation."""
     deaths: list[ReplicaDeath]
     failed: dict[str, str]
@@ -81,6 +87,7 @@ class PollResult:
 class _Started(NamedTuple):
     endpoint: str
     pid: int
+    sealed: bool
     refusal: str
     """Non-empty: a GkrError that starting again will not mend."""
 
@@ -101,38 +108,43 @@ class _ReplicaActor:
         return str(ray.util.get_node_ip_address())
 
     def start(
-        self, *, path: str, context: ServiceContext, queue_depth: int, incarnation: int, port: int | None
+        self, *, path: str, context: ServiceContext, plan: ServicePlan, incarnation: int, port: int | None
     ) -> _Started:
         """Load the service, prove that it answers, and listen on this node's own address, where clients of other nodes
-        reach it (never 0.0.0.0: a replica trusts its network). Without a port it takes a free one."""
+        reach it. It hears those of its run, if the run has keys; else all whom the network lets through. Without a port
+        it takes a free one."""
         context = replace(context, cache_dir=run_folder() / context.cache_dir)
         try:
+            secret = run_secret(SyncKeys.read())
             service = load_class(path)(context)
             service.warm_up()
             bind = f"tcp://{self.greet()}:{'*' if port is None else port}"
-            server = Server(service, queue_depth=queue_depth, incarnation=incarnation, bind=bind)
+            server = Server(
+                service,
+                queue_depth=plan.queue_depth,
+                queue_bytes=plan.queue_bytes,
+                budget_bytes=queue_budget(plan.memory) if plan.queue_bytes else 0,
+                max_delay_seconds=plan.max_delay_ms / 1000,
+                incarnation=incarnation,
+                bind=bind,
+                secret=secret,
+            )
             endpoint = server.start()
         except GkrError as error:
             logging.getLogger(__name__).error("%s cannot start: %s", context.name, error)  # noqa: TRY400 - our wording
-            return _Started("", os.getpid(), str(error))
+            return _Started("", os.getpid(), sealed=False, refusal=str(error))
         self._server = server
         logging.getLogger(__name__).info("%s serves on %s, incarnation %d", context.name, endpoint, incarnation)
-        return _Started(endpoint, os.getpid(), "")
+        return _Started(endpoint, os.getpid(), sealed=bool(secret), refusal="")
 
     def stats(self) -> dict[str, Any] | None:
         """Counters, none before `start` is done. Raises if the server's loop does not turn."""
         if self._server is None:
             return None
         stats = self._server.stats(timeout_seconds=_STATS_SECONDS)
-        return {
-            "requests": stats.requests,
-            "errors": stats.errors,
-            "p50_ms": stats.p50_ms,
-            "p99_ms": stats.p99_ms,
-            "queued": stats.queued,
-            "queued_by_rank": stats.queued_by_rank,
-            "batch_mean": stats.batch_mean,
-        }
+        if stats.computing_seconds > LONGEST_BATCH_SECONDS:
+            faulthandler.dump_traceback(file=sys.stderr)  # where it hangs, for the log: it is ended next
+        return asdict(stats)
 
     def stop(self, deadline_seconds: float) -> None:
         """Send the clients away."""
@@ -312,7 +324,7 @@ class ServiceHosts:
                 manifest=self._manifest,
                 max_batch=slot.plan.max_batch,
             ),
-            queue_depth=slot.plan.queue_depth,
+            plan=slot.plan,
             incarnation=slot.incarnation,
             port=slot.port,
         )
@@ -330,12 +342,15 @@ class ServiceHosts:
             endpoint=started.endpoint,
             incarnation=slot.incarnation,
             pid=started.pid,
+            sealed=started.sealed,
         )
         self._epoch += 1
 
     def _take_stats(self, slot: _Slot) -> dict[str, Any]:
         counters: dict[str, Any] = ray.get(slot.looking, timeout=_STATS_SECONDS)
         slot.looking = None
+        if counters["computing_seconds"] > LONGEST_BATCH_SECONDS:
+            raise _Unfit(f"one batch is being computed for {counters['computing_seconds']:.0f} s; its log says where")
         slot.alive_at = time.monotonic()
         if counters["requests"]:
             slot.served, slot.fruitless = True, 0

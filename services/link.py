@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -27,6 +28,7 @@ from services.wire.frames import (
     unpack,
 )
 from services.wire.lane import LANE_KINDS, Lane
+from services.wire.seal import Seals, accept_challenge, new_nonce
 from services.wire.sockets import send_frames
 from spec.services import Replica
 
@@ -53,11 +55,16 @@ class LinkLost(Exception):  # noqa: N818 - an event in the life of a link
 class Link:
     """A DEALER socket on one endpoint, with its monitor."""
 
-    def __init__(self, replica: Replica, *, context: zmq.Context[Any], hello: Header, hwm: int) -> None:
+    def __init__(
+        self, replica: Replica, *, context: zmq.Context[Any], hello: Header, hwm: int, secret: bytes = b""
+    ) -> None:
+        """`secret`: what the replica has to prove that it knows; then everything is sealed."""
         self.replica = replica
         self.welcomed = False
         self.lane = Lane(shared=False)
-        self._hello = hello
+        self._secret = secret
+        self._seals: Seals | None = None
+        self._hello = msgspec.structs.replace(hello, nonce=new_nonce()) if secret else hello
         self.give_up_at = time.monotonic() + HEARTBEAT_TIMEOUT_MS / 1000
         """Not welcomed by then: something else listens there, or nothing."""
         self.socket = context.socket(zmq.DEALER)
@@ -88,19 +95,11 @@ class Link:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send without waiting. Raises LinkLost if ZeroMQ cannot take it, which within the grant means it is gone."""
-        try:
-            for message in (*self.lane.releases(), *self.lane.outgoing(frames)):
-                send_frames(self.socket, message)
-        except zmq.ZMQError as error:
-            raise LinkLost(f"{self.replica.endpoint}: {error}") from error
+        self._send_all([*self.lane.releases(), *self.lane.outgoing(frames)])
 
     def release_read(self) -> None:
         """Tell the replica which large tensors of its replies nobody looks at any more."""
-        try:
-            for message in self.lane.releases():
-                send_frames(self.socket, message)
-        except zmq.ZMQError as error:
-            raise LinkLost(f"{self.replica.endpoint}: {error}") from error
+        self._send_all(self.lane.releases())
 
     def receive(self) -> Iterator[Message]:
         """All messages that are here. Raises LinkLost for bytes that are not of this protocol."""
@@ -108,10 +107,12 @@ class Link:
         while zmq.zmq_poll(watched, 0):  # cheaper than the exception of a receive that finds nothing
             try:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)
-                message = unpack(self.lane.opened([frame.buffer for frame in frames]))
+                inner = self._unsealed([frame.buffer for frame in frames])
+                if inner is None:
+                    continue
+                message = unpack(self.lane.opened(inner))
                 if message.header.kind in LANE_KINDS:
-                    for answer in self.lane.handle(message.header):
-                        send_frames(self.socket, answer)
+                    self._send_all(self.lane.handle(message.header))
                     continue
                 if message.header.kind is Kind.WELCOME and not self.welcomed:
                     shared = self._hello.features & message.header.features & FEATURE_ARENA
@@ -121,6 +122,23 @@ class Link:
                 return
             except FrameError as error:
                 raise LinkLost(f"{self.replica.endpoint} sent something else: {error}") from error
+
+    def _send_all(self, messages: Sequence[Sequence[Buffer]]) -> None:
+        try:
+            for message in messages:
+                send_frames(self.socket, message if self._seals is None else self._seals.close(message))
+        except zmq.ZMQError as error:
+            raise LinkLost(f"{self.replica.endpoint}: {error}") from error
+
+    def _unsealed(self, frames: list[Buffer]) -> Sequence[Buffer] | None:
+        """What arrived; none if it was the replica's challenge, which is answered here. FrameError if it is a fake."""
+        if not self._secret:
+            return frames
+        if self._seals is not None:
+            return self._seals.open(frames)
+        self._seals = accept_challenge(self._secret, frames, nonce=self._hello.nonce)
+        self._send_all([pack(self._hello)])
+        return None
 
     def close(self, *, farewell: bool = False) -> None:
         """Close both sockets."""

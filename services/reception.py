@@ -3,7 +3,9 @@
 Bytes go in with the route they came from; messages to send come out in `outbox`. Every request that was taken is
 answered exactly once on its connection (reply or error), because the answer is what returns the client's credit.
 A client is (identity, incarnation), not a connection: when it connects again, what it had queued is forgotten (it sends
-again what it still wants), what runs is joined, and what was answered is answered again from the cache. A newer
+again what it still wants), what runs is joined, and what was answered is answered again from the cache. So a request,
+which is known by its client and number, has its effect once on one replica, also when the connection broke before the
+answer came: for `KEPT_SECONDS` after a client was lost, its answers are kept and what runs for it is kept too. A newer
 incarnation of an identity replaces the older one, whose answers are dropped.
 """
 
@@ -12,12 +14,12 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.replies import ReplyCache
 from services.scheduler import GrantExceeded, Scheduler, Ticket
 from services.service import Call, Method
+from services.stats import ClassStats, RankStats, ServerStats, Times
 from services.wire.frames import (
     FEATURE_ARENA,
     Buffer,
@@ -26,10 +28,12 @@ from services.wire.frames import (
     Header,
     Kind,
     Message,
+    Priority,
     VersionError,
     decode_body,
     pack,
     pack_error,
+    request_bytes,
     unpack,
 )
 from spec.errors import GkrError
@@ -37,7 +41,11 @@ from spec.errors import GkrError
 _log = logging.getLogger(__name__)
 
 MAX_VIOLATIONS = 3
+KEPT_SECONDS = 60.0
+"""How long a client that was lost may take to connect again and find its answers."""
 _REMEMBERED_ROUTES = 4096
+_MOST_RANKS = 64
+"""Ranks told one by one in the counters: those that wait most."""
 
 
 class ClientId(NamedTuple):
@@ -45,28 +53,6 @@ class ClientId(NamedTuple):
 
     identity: str
     incarnation: int
-
-
-@dataclass(frozen=True)
-class ServerStats:
-    """What a replica has done since its start; the times are those of the last requests."""
-
-    requests: int = 0
-    """Answered with a reply."""
-    errors: int = 0
-    """Answered with an error."""
-    cancelled: int = 0
-    duplicates: int = 0
-    """Arrived again and were not computed again."""
-    violations: int = 0
-    banned: int = 0
-    p50_ms: float = 0.0
-    p99_ms: float = 0.0
-    queued: int = 0
-    queued_by_rank: dict[str, int] = field(default_factory=dict[str, int])
-    batches: int = 0
-    batch_mean: float = 0.0
-    """Items per batch."""
 
 
 class Reception:
@@ -80,9 +66,14 @@ class Reception:
         incarnation: int,
         grant: int,
         max_batch: int,
+        grant_bytes: int = 0,
+        budget_bytes: int = 0,
+        max_delay_seconds: float = 0.0,
         max_clients: int = 4096,
         cache_bytes: int = 64 * 2**20,
     ) -> None:
+        """`grant` requests and `grant_bytes` of them for each client; of all grants together at most `budget_bytes`.
+        0: as many bytes as come."""
         self.outbox: deque[tuple[bytes, Sequence[Buffer]]] = deque()
         self.lane_messages: deque[tuple[bytes, Header]] = deque()
         """What concerns shared memory, which is the socket's owner's business."""
@@ -92,15 +83,25 @@ class Reception:
         self._service = service
         self._incarnation = incarnation
         self._grant = grant
+        self._grant_bytes, self._budget_bytes = grant_bytes, budget_bytes
         self._max_clients = max_clients
-        self._scheduler: Scheduler[ClientId] = Scheduler(grant=grant, max_batch=max_batch)
+        if grant_bytes and budget_bytes:
+            self._max_clients = max(1, min(max_clients, budget_bytes // grant_bytes))
+        self._scheduler: Scheduler[ClientId] = Scheduler(
+            grant=grant, max_batch=max_batch, grant_bytes=grant_bytes, max_delay_seconds=max_delay_seconds
+        )
         self._replies: ReplyCache[ClientId] = ReplyCache(per_client=grant, max_bytes=cache_bytes)
         self._clients: dict[bytes, ClientId] = {}
         self._routes: dict[ClientId, bytes] = {}
         self._newest: dict[str, int] = {}
+        self._connections: dict[ClientId, int] = {}
+        """Number of the last connection of each client."""
         self._running: set[tuple[ClientId, int]] = set()
         self._violations: OrderedDict[bytes, int] = OrderedDict()
-        self._seconds: deque[float] = deque(maxlen=2048)
+        self._lost: OrderedDict[ClientId, float] = OrderedDict()
+        """Clients without a connection whose answers are kept, and since when."""
+        self._times: dict[Priority, Times] = {priority: Times() for priority in Priority}
+        self._answered: dict[ClientId, int] = {}
         self._requests = self._errors = self._cancelled = self._duplicates = self._total_violations = self._banned = 0
         self._batches = self._items = 0
 
@@ -124,7 +125,9 @@ class Reception:
             case Kind.CANCEL:
                 self._cancel(route, message.header.request)
             case Kind.BYE:
-                self.unreachable(route)
+                client = self._clients.get(route)
+                if client is not None:
+                    self._forget(client)
             case Kind.ARENA | Kind.MAPPED | Kind.RELEASE if route in self._clients:
                 self.lane_messages.append((route, message.header))
             case other:
@@ -134,11 +137,14 @@ class Reception:
         """What arrived could not even be opened."""
         self._violation(route, reason=reason)
 
-    def unreachable(self, route: bytes) -> None:
-        """The connection is gone: forget its client. What runs goes on; its answer is dropped."""
+    def unreachable(self, route: bytes, *, now: float) -> None:
+        """The connection is gone: its client holds no credit any more, and may come back for its answers."""
         client = self._clients.get(route)
         if client is not None:
-            self._forget(client)
+            self._disconnect(client)
+            self._lost[client] = now
+            self._lost.move_to_end(client)
+            self._forget_lost(now)
 
     def next_batch(self, now: float) -> list[Ticket[ClientId]]:
         """What to compute now, possibly nothing; expired requests are answered on the way."""
@@ -159,30 +165,43 @@ class Reception:
         self._running.discard((ticket.client, ticket.request))
         self._errors += failed
         self._requests += not failed
-        self._seconds.append(now - ticket.arrived)
+        times = self._times[ticket.priority]
+        times.requests += 1
+        times.seconds.append(now - ticket.arrived)
         route = self._routes.get(ticket.client)
-        if route is None:
+        if route is None and ticket.client not in self._lost:
             return
         self._replies.put(ticket.client, ticket.request, answer)
+        if route is None:
+            return
+        self._answered[ticket.client] = self._answered.get(ticket.client, 0) + 1
         if self._scheduler.holds(ticket.client, ticket.request):
             self._scheduler.settle(ticket.client, ticket.request)
             self.outbox.append((route, answer))
 
-    def probe(self) -> None:
+    def probe(self, now: float) -> None:
         """State the grant once more to idle clients: sending is how a connection that died in silence is noticed."""
+        self._forget_lost(now)
+        credit = pack(Header(kind=Kind.CREDIT, credit=self._grant, credit_bytes=self._grant_bytes))
         for client, route in self._routes.items():
             if not self._scheduler.outstanding(client):
-                self.outbox.append((route, pack(Header(kind=Kind.CREDIT, credit=self._grant))))
+                self.outbox.append((route, credit))
+
+    def ready_at(self) -> float:
+        """When `next_batch` may have something without another message."""
+        return self._scheduler.ready_at()
 
     def go_away(self) -> None:
         """Tell every client to turn to another replica."""
         for route in self._clients:
             self.outbox.append((route, pack(Header(kind=Kind.GOAWAY))))
 
-    def stats(self) -> ServerStats:
+    def stats(self, *, weights: str = "", computing_seconds: float = 0.0) -> ServerStats:
         """A snapshot."""
-        seconds = sorted(self._seconds)
+        seconds = Times(seconds=deque(second for times in self._times.values() for second in times.seconds))
         queued: dict[str, int] = {client.identity: count for client, count in self._scheduler.queued().items()}
+        waiting = self._scheduler.queued_by_priority()
+        used = {client: self._scheduler.outstanding(client) for client in self._routes}
         return ServerStats(
             requests=self._requests,
             errors=self._errors,
@@ -190,12 +209,31 @@ class Reception:
             duplicates=self._duplicates,
             violations=self._total_violations,
             banned=self._banned,
-            p50_ms=1000 * seconds[len(seconds) // 2] if seconds else 0.0,
-            p99_ms=1000 * seconds[len(seconds) * 99 // 100] if seconds else 0.0,
+            p50_ms=seconds.quantile_ms(50),
+            p99_ms=seconds.quantile_ms(99),
             queued=sum(queued.values()),
             queued_by_rank=queued,
             batches=self._batches,
             batch_mean=self._items / self._batches if self._batches else 0.0,
+            clients=len(self._routes),
+            grant=self._grant,
+            grant_bytes=self._grant_bytes,
+            queued_bytes=sum(self._scheduler.outstanding_bytes(client) for client in self._routes),
+            by_priority={
+                priority.name.lower(): ClassStats(
+                    times.requests, waiting.get(priority, 0), times.quantile_ms(50), times.quantile_ms(99)
+                )
+                for priority, times in self._times.items()
+                if times.requests or waiting.get(priority)
+            },
+            by_rank={
+                client.identity: RankStats(
+                    self._answered.get(client, 0), used[client], self._scheduler.outstanding_bytes(client)
+                )
+                for client in sorted(used, key=lambda one: (-used[one], one))[:_MOST_RANKS]
+            },
+            weights=weights,
+            computing_seconds=computing_seconds,
         )
 
     def _hello(self, route: bytes, header: Header) -> None:
@@ -211,11 +249,19 @@ class Reception:
         if newest is not None and newest > client.incarnation:
             self._refuse(route, code="superseded", message=_superseded(client))
             return
+        if header.attempt < self._connections.get(client, 0):
+            # Overtaken by the greeting of a later connection, which would never learn that this one replaced it.
+            self.outbox.append((route, pack(Header(kind=Kind.GOAWAY))))
+            return
         if newest is not None and newest < client.incarnation:
             self._supersede(ClientId(client.identity, newest))
         if client not in self._routes and len(self._routes) >= self._max_clients:
-            self._refuse(route, code="busy", message=f"{self._max_clients} clients are connected, which is the limit")
+            hint = "raise the memory of the service's replicas, or their number" if self._grant_bytes else ""
+            message = f"{self._max_clients} clients are connected, which is the limit"
+            self._refuse(route, code="busy", message=message, hint=hint)
             return
+        self._lost.pop(client, None)
+        self._connections[client] = header.attempt
         former = self._routes.get(client)
         if former is not None:
             self._clients.pop(former, None)
@@ -228,6 +274,7 @@ class Reception:
         welcome = Header(
             kind=Kind.WELCOME,
             credit=self._grant,
+            credit_bytes=self._grant_bytes,
             incarnation=self._incarnation,
             service=self._service,
             features=FEATURE_ARENA,
@@ -258,7 +305,7 @@ class Reception:
         try:
             if (client, header.request) in self._running:
                 self._duplicates += 1
-                self._scheduler.hold(client, header.request)
+                self._scheduler.hold(client, header.request, size=self._size(message))
             elif self._scheduler.holds(client, header.request):
                 self._duplicates += 1
             else:
@@ -277,6 +324,12 @@ class Reception:
         if method is None:
             known = ", ".join(self._methods)
             self._refuse(route, header.request, code="method", message=f"no method {header.method!r}; there is {known}")
+            return None
+        size = self._size(message)
+        if self._budget_bytes and size > self._budget_bytes:
+            text = f"{header.method} with {size} bytes: this replica has {self._budget_bytes} for all clients together"
+            hint = "ask for less at once, or raise the memory of the service's replicas"
+            self._refuse(route, header.request, code="refused", message=text, hint=hint)
             return None
         args = decode_body(message.body, as_type=method.args)
         try:
@@ -297,7 +350,12 @@ class Reception:
             expires=now + header.deadline_ms / 1000,
             arrived=now,
             payload=Call(args, message.tensors),
+            priority=header.priority,
+            size=size,
         )
+
+    def _size(self, message: Message) -> int:
+        return request_bytes(message.body, specs=message.header.tensors)
 
     def _cancel(self, route: bytes, request: int) -> None:
         client = self._clients.get(route)
@@ -307,10 +365,13 @@ class Reception:
             self._answer_error(ticket, code="cancelled", message="cancelled by its caller")
 
     def _answer_error(self, ticket: Ticket[ClientId], *, code: Code, message: str) -> None:
+        """Of a queued request. Kept like a reply: if the request arrives again, its end is the same."""
         self._scheduler.settle(ticket.client, ticket.request)
         route = self._routes.get(ticket.client)
         if route is not None:
-            self.outbox.append((route, pack_error(request=ticket.request, code=code, message=message)))
+            answer = pack_error(request=ticket.request, code=code, message=message)
+            self._replies.put(ticket.client, ticket.request, answer)
+            self.outbox.append((route, answer))
 
     def _refuse(self, route: bytes, request: int = 0, *, code: Code, message: str, hint: str = "") -> None:
         self._errors += 1
@@ -344,12 +405,28 @@ class Reception:
             self._forget(client)
 
     def _forget(self, client: ClientId) -> None:
+        self._disconnect(client)
+        self._drop_kept(client)
+
+    def _disconnect(self, client: ClientId) -> None:
         self._scheduler.leave(client)
-        self._replies.forget(client)
+        self._answered.pop(client, None)
         route = self._routes.pop(client, None)
         if route is not None:
             self._clients.pop(route, None)
             self.shares.pop(route, None)
+
+    def _forget_lost(self, now: float) -> None:
+        while self._lost:
+            client, since = next(iter(self._lost.items()))
+            if now - since < KEPT_SECONDS and len(self._lost) <= self._max_clients:
+                return
+            self._drop_kept(client)
+
+    def _drop_kept(self, client: ClientId) -> None:
+        self._lost.pop(client, None)
+        self._connections.pop(client, None)
+        self._replies.forget(client)
         if self._newest.get(client.identity) == client.incarnation:
             del self._newest[client.identity]
 

@@ -12,6 +12,7 @@ CLASSES: dict[ServiceKind, str] = {
     "encode": "services.encode:EncodeService",
     "sample": "services.sample:SampleService",
     "evaluate": "services.evaluate.service:EvaluateService",
+    "prepare": "services.prepare.service:PrepareService",
 }
 """Kind to `module:class`. The names are ours, never from a message."""
 

@@ -4,25 +4,32 @@ The I/O thread moves frames between the socket and `Reception`, and hands the wo
 is computed, the next ones form in the queues. Batches that take less time than the hand-over it computes itself. It
 never blocks on a client: queues are bounded by grants, sends do not wait, and a client that does not read is forgotten
 once its pipe is full. Liveness of connections is ZeroMQ's heartbeat, answered by ZeroMQ's own thread, so a busy replica
-does not look dead.
+does not look dead; nor does it to those who ask for its counters, which say since when it computes.
+
+Security is one of two levels. `local`, without a secret: an address of this machine, or one that a network policy
+guards, never all addresses. `token`, with a secret: only those who have it are heard (`services.wire.seal`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self
 
 import zmq
 
-from services.reception import ClientId, Reception, ServerStats
+from services.reception import ClientId, Reception
 from services.scheduler import Ticket
 from services.service import Reply, Service
+from services.stats import ServerStats
 from services.waker import Waker
 from services.wire.frames import (
     HEARTBEAT_MS,
@@ -38,6 +45,7 @@ from services.wire.frames import (
     pack_error,
 )
 from services.wire.lane import Lane
+from services.wire.seal import Gate
 from services.wire.sockets import send_frames
 from spec.errors import ConfigError, GkrError
 
@@ -51,6 +59,8 @@ _REMEMBERED_BATCHES = 16
 _MESSAGES_PER_TURN = 256
 _IN = int(zmq.POLLIN)
 
+_EVERYWHERE = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
+
 Answer = tuple[Sequence[Buffer], bool]
 """Frames, and whether they are an error."""
 
@@ -59,8 +69,21 @@ class Server:
     """Serves one service. `start` returns its endpoint; the service must be warm already."""
 
     def __init__(
-        self, service: Service, *, queue_depth: int, incarnation: int = 1, bind: str = "tcp://127.0.0.1:*"
+        self,
+        service: Service,
+        *,
+        queue_depth: int,
+        incarnation: int = 1,
+        bind: str = "tcp://127.0.0.1:*",
+        queue_bytes: int = 0,
+        budget_bytes: int = 0,
+        max_delay_seconds: float = 0.0,
+        secret: bytes = b"",
     ) -> None:
+        """Of each client: `queue_depth` requests and `queue_bytes` of them; of all grants together `budget_bytes`.
+
+        0 bytes: not counted. `max_delay_seconds`: see `Scheduler`.
+        """
         self._service = service
         self._bind = bind
         self._queue_depth = queue_depth
@@ -69,12 +92,21 @@ class Server:
             service=service.context.name,
             incarnation=incarnation,
             grant=queue_depth,
+            grant_bytes=queue_bytes,
+            budget_bytes=budget_bytes,
+            max_delay_seconds=max_delay_seconds,
             max_batch=service.context.max_batch,
         )
+        self._gate = Gate(secret, is_connected=self._reception.shares.__contains__) if secret else None
         self._inbox: deque[Callable[[], None]] = deque()
+        self._table = threading.Lock()
+        """Held by the I/O thread except while it computes a batch itself; who gets it may look at the reception."""
+        self._computing_since = 0.0
+        self._weights = ""
         self._waker = Waker()
         self._batches: queue.SimpleQueue[list[Ticket[ClientId]]] = queue.SimpleQueue()
         self._lanes: dict[bytes, Lane] = {}
+        self._challenges: deque[tuple[bytes, Sequence[Buffer]]] = deque()
         self._busy = self._more = False
         self._durations: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._stopping = threading.Event()
@@ -82,7 +114,12 @@ class Server:
         self.endpoint = ""
 
     def start(self) -> str:
-        """Bind and begin to serve. Raises ConfigError if the address cannot be bound."""
+        """Bind and begin to serve. Raises ConfigError if the address cannot be bound, or is not for this level."""
+        if self._gate is None and self._bind.startswith(_EVERYWHERE):
+            raise ConfigError(
+                f"{self._bind} is open to everybody who reaches this machine, and no token guards it",
+                hint="bind one address, or start the run with `gkr launch`, which makes its keys",
+            )
         context = zmq.Context()
         router = context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -114,12 +151,24 @@ class Server:
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def stats(self, *, timeout_seconds: float) -> ServerStats:
-        """A snapshot taken by the I/O thread, so that an answer also says that the loop turns."""
+        """A snapshot between two turns of the I/O thread, so that an answer also says that it turns or computes.
+
+        Raises TimeoutError if it does neither.
+        """
         if not self.serving:
             raise RuntimeError("the server is not serving")
         found: Future[ServerStats] = Future()
-        self._post(lambda: found.set_result(self._reception.stats()))
-        return found.result(timeout=timeout_seconds)
+        self._post(lambda: found.set_result(self._snapshot()))
+        limit = time.monotonic() + timeout_seconds
+        while time.monotonic() < limit:
+            with contextlib.suppress(FutureTimeoutError):
+                return found.result(timeout=min(timeout_seconds, _TICK_MS / 1000))
+            if self._table.acquire(blocking=False):
+                try:
+                    return self._snapshot()
+                finally:
+                    self._table.release()
+        raise TimeoutError(f"the I/O thread neither turned nor computed for {timeout_seconds:g} s")
 
     def stop(self, *, deadline_seconds: float) -> bool:
         """Send clients away and end both threads. False if a batch is still being computed at the deadline."""
@@ -141,13 +190,19 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop(deadline_seconds=10)
 
+    def _snapshot(self) -> ServerStats:
+        since = self._computing_since
+        age = time.monotonic() - since if since else 0.0
+        return self._reception.stats(weights=self._weights, computing_seconds=age)
+
     def _post(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
         self._waker.notify()
 
     def _serve(self, context: zmq.Context[Any], router: zmq.Socket[Any]) -> None:
         try:
-            self._loop(router)
+            with self._table:
+                self._loop(router)
         finally:
             context.destroy(linger=HEARTBEAT_MS)
 
@@ -155,7 +210,7 @@ class Server:
         watched = [(router, _IN), (self._waker.fd, _IN)]
         probe_at = time.monotonic() + _PROBE_SECONDS
         while not self._stopping.is_set():
-            ready = {one for one, _ in zmq.zmq_poll(watched, 0 if self._more else _TICK_MS)}
+            ready = {one for one, _ in zmq.zmq_poll(watched, 0 if self._more else self._wait_ms())}
             if self._waker.fd in ready:
                 self._waker.drain()
             while self._inbox:
@@ -165,16 +220,22 @@ class Server:
             now = time.monotonic()
             while not self._busy and (tickets := self._reception.next_batch(now)):
                 if self._is_quick():
-                    self._finish(tickets, *self._timed(tickets))
+                    self._finish(tickets, *self._computed_here(tickets, now=now))
                 else:
                     self._busy = True
+                    self._computing_since = now
                     self._batches.put(tickets)
             if now >= probe_at:
                 probe_at = now + _PROBE_SECONDS
-                self._reception.probe()
+                self._reception.probe(now)
             self._flush(router)
         self._reception.go_away()
         self._flush(router)
+
+    def _wait_ms(self) -> int:
+        """Until the next batch is due whatever arrives; while one is computed, its end wakes us."""
+        left = math.inf if self._busy else self._reception.ready_at() - time.monotonic()
+        return _TICK_MS if left >= _TICK_MS / 1000 else max(0, math.ceil(left * 1000))
 
     def _receive(self, router: zmq.Socket[Any]) -> bool:
         """Take what has arrived; true if there may be more."""
@@ -191,7 +252,12 @@ class Server:
         lane = self._lanes.get(route)
         now = time.monotonic()
         try:
-            opened = frames if lane is None else lane.opened(frames)
+            inner = frames if self._gate is None else self._gate.open(route, frames)
+            if inner is None:
+                assert self._gate is not None
+                self._challenges.append((route, self._gate.challenge(route, frames)))
+                return
+            opened = inner if lane is None else lane.opened(inner)
         except FrameError as error:
             self._reception.violated(route, reason=str(error))
             return
@@ -214,16 +280,27 @@ class Server:
             self._lanes.pop(route).close()
         for route, lane in self._lanes.items():
             outbox.extend((route, message) for message in lane.releases())
+        while self._challenges:
+            route, frames = self._challenges.popleft()
+            self._send(router, route, [frames])
         while outbox:
             route, frames = outbox.popleft()
-            try:
-                shared = len(frames) > 2 and self._reception.shares.get(route)
-                for message in self._lane(route).outgoing(frames) if shared else (frames,):
-                    send_frames(router, [route, *message])
-            except zmq.ZMQError as error:
-                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                    raise
-                self._reception.unreachable(route)
+            shared = len(frames) > 2 and self._reception.shares.get(route)
+            messages = self._lane(route).outgoing(frames) if shared else (frames,)
+            if self._gate is not None:
+                messages = [self._gate.close(route, message) for message in messages]
+            self._send(router, route, messages)
+
+    def _send(self, router: zmq.Socket[Any], route: bytes, messages: Sequence[Sequence[Buffer]]) -> None:
+        try:
+            for message in messages:
+                send_frames(router, [route, *message])
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._reception.unreachable(route, now=time.monotonic())
+            if self._gate is not None:
+                self._gate.forget(route)
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -239,22 +316,37 @@ class Server:
     def _is_quick(self) -> bool:
         return len(self._durations) == _REMEMBERED_BATCHES and max(self._durations) < _QUICK_SECONDS
 
+    def _computed_here(self, tickets: list[Ticket[ClientId]], *, now: float) -> tuple[list[Answer], float]:
+        """By the I/O thread itself. If the batch takes long after all, nothing else is served meanwhile, as it would
+        be on the other thread, but counters can be read.
+        """
+        self._computing_since = now
+        self._table.release()
+        try:
+            return self._timed(tickets)
+        finally:
+            self._table.acquire()
+
     def _timed(self, tickets: list[Ticket[ClientId]]) -> tuple[list[Answer], float]:
         began = time.perf_counter()
-        return answer_batch(self._service, tickets=tickets), time.perf_counter() - began
+        answers, weights = answer_batch(self._service, tickets=tickets)
+        self._weights = weights or self._weights
+        return answers, time.perf_counter() - began
 
     def _finish(self, tickets: list[Ticket[ClientId]], answers: list[Answer], seconds: float) -> None:
         self._busy = False
+        self._computing_since = 0.0
         self._durations.append(seconds)
         now = time.monotonic()
         for ticket, (frames, failed) in zip(tickets, answers, strict=True):
             self._reception.finish(ticket, frames, failed=failed, now=now)
 
 
-def answer_batch(service: Service, *, tickets: list[Ticket[ClientId]]) -> list[Answer]:
-    """Compute one batch and encode its answers. Never raises: whatever happens, each ticket gets its frames.
+def answer_batch(service: Service, *, tickets: list[Ticket[ClientId]]) -> tuple[list[Answer], str]:
+    """Compute one batch and encode its answers; with the version of the weights that they name, if any.
 
-    If a batch breaks, its calls are computed one by one, so that a call that breaks the service fails alone.
+    Never raises: whatever happens, each ticket gets its frames. If a batch breaks, its calls are computed one by one,
+    so that a call that breaks the service fails alone.
     """
     method = tickets[0].method
     try:
@@ -266,11 +358,13 @@ def answer_batch(service: Service, *, tickets: list[Ticket[ClientId]]) -> list[A
     except Exception as error:  # noqa: BLE001 - boundary: a bug of the service ends the call, not the replica
         _log.error("%s failed for %d calls", method, len(tickets), exc_info=error)
         if len(tickets) > 1:
-            return [answer for ticket in tickets for answer in answer_batch(service, tickets=[ticket])]
+            alone = [answer_batch(service, tickets=[ticket]) for ticket in tickets]
+            return [answer for answers, _ in alone for answer in answers], max(weights for _, weights in alone)
         text = f"{method} failed: {type(error).__name__}: {error}"
         hint = "this is a bug of the service; its log has the traceback"
-        return [(pack_error(request=tickets[0].request, code="internal", message=text, hint=hint), True)]
-    return [_encode_answer(reply, request=ticket.request) for ticket, reply in zip(tickets, replies, strict=True)]
+        return [(pack_error(request=tickets[0].request, code="internal", message=text, hint=hint), True)], ""
+    answers = [_encode_answer(reply, request=ticket.request) for ticket, reply in zip(tickets, replies, strict=True)]
+    return answers, next((one.weights for one in replies if isinstance(one, Reply) and one.weights), "")
 
 
 def _encode_answer(answer: Reply | GkrError, *, request: int) -> Answer:

@@ -58,6 +58,8 @@ class Reply:
     body: Any
     """An instance of the method's `reply`."""
     tensors: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    weights: str = ""
+    """Digest of the weights that computed it, for the replica's counters; empty if there are none."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class ServiceContext:
     manifest: str
     """URI of the dataset's manifest."""
     max_batch: int
+    model: str = ""
+    """URI or path of the folder of the weights it serves; empty: what the service ships with."""
 
 
 class Service(ABC):

@@ -146,6 +146,7 @@ class Inspection(Record):
     bytes: int
     labels: list[str]
     width: Spread
+    """Of all images, or of four million that are evenly spread; `height` and `aspects` likewise."""
     height: Spread
     aspects: list[AspectBin]
     looked_at: int

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -29,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 Split = Literal["train", "test"]
+_VALUE_BYTES = 4
 
 
 class Shard(Record):
@@ -95,6 +97,14 @@ class Manifest(Record):
     def _index_fits(self) -> Self:
         if (self.format == "tar") != (self.index is not None):
             raise ValueError("a dataset has an index exactly if its format is tar")
+        shards = [*self.splits.train, *self.splits.test]
+        if self.index is not None and self.index.samples != sum(shard.samples for shard in shards):
+            raise ValueError(f"the index has {self.index.samples} samples, the shards have another number")
+        for feature in self.features:
+            row = math.prod(feature.shape) * _VALUE_BYTES
+            wanted = [(shard.samples, shard.samples * row) for shard in shards]
+            if [(file.samples, file.bytes) for file in feature.files] != wanted:
+                raise ValueError(f"feature {feature.name} has not one value for each sample: training would miss some")
         return self
 
     @property

@@ -37,7 +37,7 @@ def read_manifest(uri: str) -> Manifest:
 
 
 def local_manifest(uri: str, *, cache: Path | None = None, splits: Sequence[Split] = SPLITS) -> str:
-    """A `file:` URI of the same dataset; the shards of `splits` are there."""
+    """A `file:` URI of the same dataset; the shards of `splits` and the index are there."""
     if file_path(uri) is not None:
         return uri
     data = _get(uri)
@@ -48,6 +48,8 @@ def local_manifest(uri: str, *, cache: Path | None = None, splits: Sequence[Spli
         with appearing(path) as temporary:
             temporary.write_bytes(data)
     wanted = [shard for split in splits for shard in manifest.shards(split)]
+    if manifest.index is not None:
+        wanted.append(manifest.index)
     fetch_shards(uri, shards=wanted, local=path.as_uri())
     return path.as_uri()
 

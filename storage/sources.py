@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from spec.errors import DataError
-from storage.protocol import Bucket
+from storage.protocol import Bucket, Entry
 from storage.uris import file_path, open_bucket, split_uri
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -55,9 +55,23 @@ class Damage:
 Told = Callable[[Damage], None]
 
 
-def read_source(uri: str, *, told: Told) -> Iterator[Raw]:
-    """All samples of a folder or file at a URI. DataError if there is nothing of a kind that is known."""
-    bucket, keys = _listed(uri)
+def list_source(uri: str) -> list[Entry]:
+    """The files of a source, in the order in which they are read, with what lies beside them."""
+    return _listed(uri)[1]
+
+
+def is_read(key: str) -> bool:
+    """True for an image, tar file or Parquet file; false for what lies beside them."""
+    return bool(_kind(key))
+
+
+def read_source(uri: str, *, told: Told, enter: Callable[[str], bool] = lambda key: True) -> Iterator[Raw]:
+    """All samples of a folder or file at a URI. DataError if there is nothing of a kind that is known.
+
+    `enter` is asked with the key of each image, tar file or Parquet file before it is read; False passes it over.
+    """
+    bucket, entries = _listed(uri)
+    keys = [entry.key for entry in entries]
     kinds = {_kind(key) for key in keys} - {""}
     if not kinds:
         raise DataError(
@@ -70,24 +84,24 @@ def read_source(uri: str, *, told: Told) -> Iterator[Raw]:
         raise DataError(f"there are {found} side by side", where=uri, hint="name the files of one kind: a subfolder")
     kind = kinds.pop()
     if kind == "images":
-        yield from _read_folder(bucket, keys, told)
+        yield from _read_folder(bucket, keys, told, enter)
         return
     for key in keys:
-        if _kind(key) == kind:
+        if _kind(key) == kind and enter(key):
             with _local(bucket, key, told) as path:
                 if path is not None:
                     yield from (_read_tar if kind == "tar files" else _read_parquet)(path, f"{bucket.uri}/{key}", told)
 
 
-def _listed(uri: str) -> tuple[Bucket, list[str]]:
-    """Where the source is, and the names of all its files."""
+def _listed(uri: str) -> tuple[Bucket, list[Entry]]:
+    """Where the source is, and all its files."""
     path = file_path(uri)
     single = path.is_file() if path is not None else _kind(uri) in ("tar files", "Parquet files")
     if single:
         folder, name = split_uri(uri)
-        return open_bucket(folder), [name]
+        return open_bucket(folder), [entry for entry in open_bucket(folder).list() if entry.key == name]
     bucket = open_bucket(uri)
-    return bucket, [entry.key for entry in bucket.list()]
+    return bucket, list(bucket.list())
 
 
 def _kind(key: str) -> str:
@@ -118,10 +132,10 @@ def _local(bucket: Bucket, key: str, told: Told) -> Generator[Path | None]:
 # --- folders
 
 
-def _read_folder(bucket: Bucket, keys: list[str], told: Told) -> Iterator[Raw]:
+def _read_folder(bucket: Bucket, keys: list[str], told: Told, enter: Callable[[str], bool]) -> Iterator[Raw]:
     names = set(keys)
     for key in keys:
-        if _kind(key) != "images":
+        if _kind(key) != "images" or not enter(key):
             continue
         where, stem = f"{bucket.uri}/{key}", str(PurePosixPath(key).with_suffix(""))
         try:

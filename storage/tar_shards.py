@@ -30,6 +30,10 @@ MAX_KEY = 90
 """Characters of a key: with the longest ending it fits the name field of a tar header."""
 
 
+class DamagedError(DataError):
+    """The bytes of one sample are not those that were written. Others can be read."""
+
+
 @dataclass(frozen=True)
 class Placed:
     """Where a sample was written; the fields of its row in the index."""
@@ -41,12 +45,12 @@ class Placed:
 
 
 class TarShardWriter:
-    """Writes one shard to an open file, from its beginning."""
+    """Writes one shard to an open file: from its beginning, or behind the `size` bytes and `samples` it holds."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, *, size: int = 0, samples: int = 0) -> None:
         self._file = file
-        self.size = 0
-        self.samples = 0
+        self.size = size
+        self.samples = samples
 
     def add(self, key: str, *, image: bytes, ending: str, text: dict[str, Any]) -> Placed:
         """Append one sample. `ending`: jpg, png or webp. Raises ValueError for a key that no tar can hold."""
@@ -83,7 +87,7 @@ class TarShards:
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def read(self, row: np.void) -> tuple[bytes, dict[str, Any]]:
-        """Image and text of one row of the index. DataError if it is not what was written."""
+        """Image and text of one row of the index. DamagedError if it is not what was written."""
         image_bytes, text_bytes = int(row["image_bytes"]), int(row["text_bytes"])
         number, offset = int(row["shard"]), int(row["offset"])
         path = self._paths[number]
@@ -97,7 +101,7 @@ class TarShards:
             ) from error
         image, text = data[:image_bytes], data[image_bytes + between :]
         if len(data) != size or zlib.crc32(text, zlib.crc32(image)) != int(row["crc32"]):
-            raise DataError(f"the sample at byte {offset} is damaged", where=str(path), hint=REMEDY)
+            raise DamagedError(f"the sample at byte {offset} is damaged", where=str(path), hint=REMEDY)
         found: dict[str, Any] = json.loads(text)
         return image, found
 

@@ -1,8 +1,8 @@
 """Tests that need a cluster: `make e2e`; with `-m engine` those that need the Pulumi engine.
 
 On the cluster of KUBECONFIG if that is given, which is left as it was found; else on the one-node cluster of
-`tools.bed`, which is built and brought up before and taken down after, also after a failure. One deadline over the
-tests.
+`tools.bed`, which is built and brought up before and taken down after, also after a failure. Tests of the engine get
+it with two regions that the local stacks complete. One deadline over the tests.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def main() -> int:
     if os.environ.get("KUBECONFIG"):
         return _test(rest, options.markers, minutes=options.deadline_minutes)
     started = time.monotonic()
-    engine = ["pulumi", "pulumi-kubernetes"] if "engine" in options.markers.replace("not engine", "") else []
-    code = _run([sys.executable, "tools/binaries.py", *CLUSTER_TOOLS, *engine], seconds=3600)
+    engine = _of_engine(options.markers)
+    tools = ["pulumi", "pulumi-kubernetes"] if engine else []
+    code = _run([sys.executable, "tools/binaries.py", *CLUSTER_TOOLS, *tools], seconds=3600)
     if code:
         return code
     _say(f"tools: {time.monotonic() - started:.0f} s")
@@ -48,7 +49,8 @@ def main() -> int:
 
 def _on_bed(rest: list[str], options: argparse.Namespace) -> int:
     started = time.monotonic()
-    code = _run([sys.executable, "-m", "tools.bed", "up", "--fake", FAKE], seconds=UP_SECONDS)
+    wanted = ["--for", "stacks", "--regions", "2"] if _of_engine(options.markers) else ["--fake", FAKE]
+    code = _run([sys.executable, "-m", "tools.bed", "up", *wanted], seconds=UP_SECONDS)
     _say(f"cluster: {time.monotonic() - started:.0f} s")
     try:
         if code:
@@ -57,6 +59,10 @@ def _on_bed(rest: list[str], options: argparse.Namespace) -> int:
     finally:
         if not options.keep:
             _run([sys.executable, "-m", "tools.bed", "down"], seconds=DOWN_SECONDS)
+
+
+def _of_engine(markers: str) -> bool:
+    return "engine" in markers.replace("not engine", "")
 
 
 def _test(rest: list[str], markers: str, *, minutes: float) -> int:

@@ -13,12 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.bed import images, kuberay, kueue
-from tools.bed.facts import CPU_REQUEST_SHARE
+from infra.engine.targets import load
+from spec.errors import ConfigError
+from spec.stack_platform import PlatformStack
+from tools.bed import bucket, facts, images, kuberay, kueue
+from tools.bed.addons import bucket_keys
 from tools.bed.holder import holder
-from tools.bed.layout import MOST_REGIONS, beds
+from tools.bed.layout import MOST_REGIONS, Bed, beds
+from tools.bed.lifecycle import remembered
+from tools.bed.run import kubectl
 from tools.binaries import cache_folder, module_folder
 
+FACTS = ("get", "configmap", facts.NAME, "-n", facts.NAMESPACE, "--ignore-not-found", "-o", "name")
 SYSTEM_CPU, SYSTEM_GIB = 0.5, 2.0
 """Left to the bed's own pods."""
 SMALLEST_CPU, SMALLEST_GIB = 0.5, 1.0
@@ -30,11 +36,35 @@ class Settings:
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Secret to its keys and values."""
 
 
-def is_up(name: str) -> bool:
-    """Whether the bed that stands for a region is there."""
-    return any(one.region == name and holder(one) is not None for one in beds(MOST_REGIONS))
+def bed_of(region: str) -> Bed | None:
+    """The bed that stands for a region, if it is up for stacks."""
+    return _up(region) if remembered().for_stacks else None
+
+
+def refuse_other_use(region: str, *, published: bool) -> None:
+    """ConfigError where the bed of a region has operators and queues of its own, which a stack would collide with; and
+    where it has not what the stack's state says that it `published`, so that nothing would be made again.
+    """
+    bed = bed_of(region)
+    if bed is None and _up(region) is not None:
+        raise ConfigError(
+            f"the cluster that stands for {region} was brought up for experiments: it has its own operators and queues",
+            hint="make cluster-down, then make cluster REGIONS=2 FOR=stacks",
+        )
+    if bed is not None and published and not kubectl(bed, *FACTS):
+        raise ConfigError(
+            f"the cluster that stands for {region} lacks the facts that its platform stack published: it is a new "
+            "cluster, or the stack was taken down half way",
+            hint=f"make down STACK=local.{region} CLOUD=double, then make up again",
+        )
+
+
+def _up(region: str) -> Bed | None:
+    return next((one for one in beds(MOST_REGIONS) if one.region == region and holder(one) is not None), None)
 
 
 def region() -> Settings:
@@ -45,8 +75,11 @@ def region() -> Settings:
     return Settings(values={"cpu_pool.cpu": cores, "cpu_pool.memory": f"{int(memory)}Gi"})
 
 
-def platform() -> Settings:
-    """Of a platform stack: images that were built here, folders that pods see, sources of the operators."""
+def platform(name: str) -> Settings:
+    """Of the platform stack of a region: images that were built here, folders that pods see, sources of the operators,
+    and the keys of the bucket of its bed, if that is up.
+    """
+    bed = bed_of(name)
     built = _images()
     mounts = [
         {"name": f"host-{index}", "host_path": str(path), "mount_path": str(path)}
@@ -57,9 +90,13 @@ def platform() -> Settings:
         "kuberay.image": built["kuberay"],
         "site.image": built["hostroot"],
         "site.mounts": mounts,
-        "site.cpu_request_share": CPU_REQUEST_SHARE,
+        "site.cpu_request_share": facts.CPU_REQUEST_SHARE,
     }
-    return Settings(values=values, environment=_sources(built["kuberay"]))
+    stack = load(f"local.{name}.platform").value
+    if isinstance(stack, PlatformStack) and stack.shared is not None:
+        values["shared.image"] = built["hostroot"]
+    keys = {bucket.SECRET: bucket_keys(bed)} if bed else {}
+    return Settings(values=values, environment=_sources(built["kuberay"]), secrets=keys)
 
 
 def charts() -> Settings:

@@ -1,11 +1,13 @@
 """The engine's binary as the Automation API calls it, with a deadline.
 
-A run that takes too long is interrupted as a person would do it: the engine then ends what it began, writes its state
-and gives up its lock. Only an engine that does not react to that is killed.
+A run that takes too long, or whose caller is interrupted, is interrupted as a person would do it: the engine then ends
+what it began, writes its state and gives up its lock. It has a session of its own, so that a terminal's interrupt
+reaches it through us, once. Only an engine that does not react is killed, and what it started with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,6 +25,8 @@ from spec.errors import UnreachableError
 
 GRACE_SECONDS = 120.0
 """What the engine gets to end after an interrupt."""
+ABORT_SECONDS = 20.0
+"""And after a second one."""
 READ_SECONDS = 10.0
 
 Line = Callable[[str], object]
@@ -51,7 +55,7 @@ class Engine(PulumiCommand):
             command.append("--non-interactive")
         process = subprocess.Popen(
             command, cwd=cwd, env={**os.environ, **additional_env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, encoding="utf-8", errors="replace",
+            text=True, encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
@@ -97,17 +101,33 @@ def _wait(process: subprocess.Popen[str], *, seconds: float) -> bool:
         _end(process)
         return True
     except KeyboardInterrupt:
-        # A terminal has told the engine as well: it ends what it began, and a second interrupt of ours would abort it.
-        _end(process, ask=False)
+        _end(process)
         raise
     return False
 
 
-def _end(process: subprocess.Popen[str], *, ask: bool = True) -> None:
-    if ask:
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask; a second interrupt of a person asks again, which makes the engine abort what it began; then kill."""
+    for seconds in (GRACE_SECONDS, ABORT_SECONDS):
         process.send_signal(signal.SIGINT)
-    try:
-        process.wait(timeout=GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(timeout=GRACE_SECONDS)
+        try:
+            process.wait(timeout=seconds)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            continue
+        return
+    process.kill()
+    process.wait(timeout=ABORT_SECONDS)
+    # Plugins outlive an engine that had no time to end them.
+    for pid in session_members(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def session_members(leader: int) -> list[int]:
+    """Processes of a session, whatever groups they made for themselves; none where there is no /proc."""
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(int(entry.name)) == leader:
+                found.append(int(entry.name))
+    return found

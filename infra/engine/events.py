@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pulumi.automation import DiagnosticEvent, EngineEvent, StepEventMetadata, StepEventStateMetadata
 
+from infra.policy.resource import SECRET
 from infra.review.preview import urn_parts
+from infra.review.secrets import SIGNATURE
 
 _COLORS = re.compile(r"<\{%[^%]*%\}>")
 """The engine's own marks for colors."""
+_SECRET_SIGNATURE = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105
+"""Value of the envelope's key for secrets; assets and archives have others."""
 _SEVERE = ("warning", "error")
 _DONE = {"create": "made", "update": "changed", "delete": "deleted", "create-replacement": "made anew",
          "delete-replaced": "deleted to be made anew", "import": "imported", "refresh": "read"}  # fmt: skip
@@ -97,11 +101,23 @@ def _state(state: StepEventStateMetadata) -> dict[str, Any]:
         "urn": state.urn,
         "type": state.type,
         "custom": bool(state.custom),
-        "inputs": dict(state.inputs or {}),
-        "outputs": dict(state.outputs or {}),
+        "inputs": _hidden(dict(state.inputs or {})),
+        "outputs": _hidden(dict(state.outputs or {})),
         "protect": bool(state.protect),
         "retainOnDelete": bool(state.retain_on_delete),
     }
+
+
+def _hidden(value: Any) -> Any:
+    """Secrets as a preview's JSON writes them: events put some of them, such as a Secret's whole data, in envelopes."""
+    if isinstance(value, list):
+        return [_hidden(one) for one in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    if fields.get(SIGNATURE) == _SECRET_SIGNATURE:
+        return SECRET
+    return {key: _hidden(one) for key, one in fields.items()}
 
 
 def _value(one: Any) -> Any:

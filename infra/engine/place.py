@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DOUBLE_MODULE = "tests.builders.gcp_double"
 DOUBLE_CLOUD, DOUBLE_READS_ONLY = "GKR_DOUBLE_CLOUD", "GKR_DOUBLE_READS_ONLY"
 """Environment of the double: its folder; and, if set, that it changes nothing on a test bed."""
+_AT_THE_END = {"PULUMI_EXPERIMENTAL": "true", "PULUMI_SKIP_CHECKPOINTS": "true"}
+"""The double's state is written when the engine ends, also after an error or an interrupt, and not after each of 150
+steps, which is most of the time of a platform. An engine that is killed loses what it did: with a double that is cheap.
+"""
 GCP_PLUGIN, KUBERNETES_PLUGIN = "pulumi-resource-gcp", "pulumi-resource-kubernetes"
 
 
@@ -59,6 +63,7 @@ class Place:
             "PULUMI_HOME": str(self.home),
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(self._own_passphrase()),
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            **_AT_THE_END,
             DOUBLE_CLOUD: str(self.cloud),
             DOUBLE_READS_ONLY: "yes" if self.reads_only else "",
         }

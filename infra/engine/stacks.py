@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pulumi import automation
@@ -15,6 +15,7 @@ from pulumi.automation import errors
 from infra.engine.command import Engine
 from infra.engine.events import Record, plain
 from infra.engine.place import Place
+from infra.facts import SECRETS
 from infra.programs import Program, program
 from infra.review import Preview, read_preview
 from spec.errors import GkrError, NotFoundError, RefusedError
@@ -39,6 +40,8 @@ class Stack:
     environment: Mapping[str, str]
     declare: Callable[[str, AnyStack], Program] = program
     """What the engine runs."""
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Secret configuration that this machine adds: Secret to its keys and values."""
 
     def preview(self) -> tuple[Preview, dict[str, Any]]:
         """What would change, and the engine's JSON; a preview that failed has its errors in its diagnostics."""
@@ -84,6 +87,14 @@ class Stack:
         found = {name: "[secret]" if one.secret else one.value for name, one in stack.outputs().items()}
         return found or None
 
+    def secret(self, name: str) -> str:
+        """One output in clear text; empty if there is none."""
+        try:
+            found = self._open(create=False, seconds=_QUICK_SECONDS).outputs().get(name)
+        except NotFoundError:
+            return ""
+        return str(found.value) if found else ""
+
     def state(self) -> dict[str, Any]:
         """The state as the engine keeps it: what is secret is encrypted in it."""
         engine = Engine(self.place.home, seconds=_QUICK_SECONDS)
@@ -104,13 +115,17 @@ class Stack:
             program=self.declare(self.name, self.config),
         )
         try:
-            if create:
-                return automation.Stack.create_or_select(self.name, workspace)
-            return automation.Stack.select(self.name, workspace)
+            if not create:
+                return automation.Stack.select(self.name, workspace)
+            found = automation.Stack.create_or_select(self.name, workspace)
         except errors.StackNotFoundError:
             raise NotFoundError(
                 f"stack {self.name} was never brought up here", hint=f"run: make up STACK={self.name}"
             ) from None
+        if self.secrets:
+            value = json.dumps(self.secrets, sort_keys=True)
+            found.set_config(f"{PROJECT}:{SECRETS}", automation.ConfigValue(value, secret=True))
+        return found
 
     def _failed(self, error: errors.CommandError, record: Record, *, action: str) -> GkrError:
         """The engine's error as one of ours: what it said, and what helps."""

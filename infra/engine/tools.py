@@ -29,6 +29,8 @@ class Local:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     cluster: bool = True
     """Something answers as the cluster of its region."""
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Its secret configuration: Secret to its keys and values."""
 
 
 def prepare(where: Place, *, platform: bool) -> None:
@@ -56,10 +58,18 @@ def local(stack: str, *, double: bool, say: Callable[[str], None]) -> Local:
         say(f"{stack}: charts of Kueue and KubeRay from their Go modules, not from the configured registry")
         found, there = own.charts(), False
     else:
-        there = own.is_up(name.region)
-        found = own.region() if name.kind == "region" else own.platform()
+        there = own.bed_of(name.region) is not None
+        found = own.region() if name.kind == "region" else own.platform(name.region)
     overrides = tuple(f"{path}={json.dumps(value)}" for path, value in found.values.items())
-    return Local(overrides, dict(found.environment), cluster=there)
+    return Local(overrides, dict(found.environment), cluster=there, secrets=found.secrets)
+
+
+def refuse_other_use(stack: str, *, is_up: Callable[[], bool]) -> None:
+    """ConfigError where a stack of the local environment would come into a test bed that is not as its state says."""
+    name = parse_stack_name(stack)
+    if name.environment == LOCAL and name.kind != "global":
+        own: Any = importlib.import_module("tools.local_stacks")
+        own.refuse_other_use(name.region, published=name.kind == "platform" and is_up())
 
 
 def _built(name: str) -> Path:

@@ -29,8 +29,10 @@ from infra.components.k8s.syncer import SyncerAccess, SyncerAccessArgs
 from infra.components.ops.health import HealthArgs, HealthRules
 from infra.facts import (
     KUBECONFIG_OUTPUT,
+    NAMESPACE,
     PLATFORM_OUTPUT,
     REGION_OUTPUT,
+    SECRETS,
     RegionFacts,
     cluster_facts,
     full_image,
@@ -41,9 +43,6 @@ from infra.programs import Program
 from manifests.shared import endpoints, holdings
 from spec.errors import ConfigError
 from spec.stack_platform import PlatformStack
-
-SECRETS = "secrets"
-"""Secret configuration: JSON of Kubernetes Secret to its keys and values. Optional: others may make the Secrets."""
 
 
 def platform_program(stack: str, *, config: PlatformStack) -> Program:
@@ -96,26 +95,34 @@ class Platform:
         """Everything, in the order in which it must be there."""
         cluster = self._region.name
         provider = ClusterProvider(cluster, ClusterProviderArgs(cluster=cluster, kubeconfig=self._kubeconfig)).provider
-        spaces = self._namespaces(provider)
+        space = self._namespaces(cluster, provider=provider, names=[NAMESPACE])
         fabric = self._fabric(provider)
-        kueue = self._kueue(provider, spaces=[spaces])
+        kueue = self._kueue(provider, space=space)
         kuberay = self._kuberay(provider)
+        experiments, after = self._config.namespaces, [*kueue.ready, *kuberay.ready]
+        spaces = self._namespaces(f"{cluster}-experiments", provider=provider, names=experiments, after=after)
+        kueue.open(experiments, after=[spaces])
         access = SyncerAccess(
             cluster,
             SyncerAccessArgs(provider=provider, syncer=self._region.syncer, namespace=self._config.namespaces[0]),
             opts=pulumi.ResourceOptions(depends_on=[spaces]),
         )
-        self._health(provider, after=[spaces])
+        self._health(provider, after=[space])
         ready: list[pulumi.Resource] = [spaces, *fabric, kueue, kuberay, access]
         if self._shared is not None:
-            args = SharedRayClusterArgs(provider=provider, services=self._shared, after=[spaces, *fabric, kuberay])
+            # Kueue looks at every Ray cluster: until its webhooks answer, the API server refuses this one.
+            before = [space, *fabric, kuberay, *kueue.ready]
+            args = SharedRayClusterArgs(provider=provider, services=self._shared, after=before)
             ready.append(SharedRayCluster(cluster, args))
         self._publish(provider, after=ready)
 
-    def _namespaces(self, provider: kubernetes.Provider) -> pulumi.Resource:
+    def _namespaces(
+        self, name: str, *, provider: kubernetes.Provider, names: Sequence[str], after: Sequence[pulumi.Resource] = ()
+    ) -> pulumi.Resource:
         values = secret_values(pulumi.Config().get(SECRETS), referred=self._referred())
-        args = NamespacesArgs(provider=provider, names=self._config.namespaces, site=self._site, secrets=values)
-        return Namespaces(self._region.name, args)
+        return Namespaces(
+            name, NamespacesArgs(provider=provider, names=names, site=self._site, secrets=values, after=after)
+        )
 
     def _referred(self) -> list[str]:
         redis = self._config.shared.redis if self._config.shared else None
@@ -132,18 +139,17 @@ class Platform:
         args = GpuDirectInstallersArgs(provider=provider, installers=self._config.installers, machines=machines)
         return [objects, GpuDirectInstallers(name, args, opts=pulumi.ResourceOptions(depends_on=[objects]))]
 
-    def _kueue(self, provider: kubernetes.Provider, *, spaces: Sequence[pulumi.Resource]) -> pulumi.Resource:
+    def _kueue(self, provider: kubernetes.Provider, *, space: pulumi.Resource) -> KueueStack:
         kueue = self._config.kueue
         args = KueueStackArgs(
             provider=provider,
             kueue=kueue,
             source=source_of(kueue.chart, environment=self._environment),
             region=self._region,
-            namespaces=self._config.namespaces,
             holdings=holdings(self._shared) if self._shared else {},
             probe_image=self._probe_image(),
             site=self._site,
-            spaces=spaces,
+            space=space,
         )
         return KueueStack(self._region.name, args)
 
@@ -160,7 +166,7 @@ class Platform:
             )
         return image
 
-    def _kuberay(self, provider: kubernetes.Provider) -> pulumi.Resource:
+    def _kuberay(self, provider: kubernetes.Provider) -> KubeRayStack:
         kuberay = self._config.kuberay
         source = source_of(kuberay.chart, environment=self._environment)
         return KubeRayStack(self._region.name, KubeRayStackArgs(provider=provider, kuberay=kuberay, source=source))

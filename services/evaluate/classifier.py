@@ -31,7 +31,9 @@ _WARMUP_SHARE = 0.2
 _WEIGHT_DECAY = 0.05
 _DROPOUT = 0.2
 _SEED = 20_240_229
-_INFERENCE_BATCH = 256
+_INFERENCE_BATCH = 64
+"""Images of one forward pass, always: the last one is padded, so that an image's features are the same bits whatever is
+scored beside it."""
 
 
 class Classifier(nn.Module):
@@ -81,9 +83,12 @@ def read_out(model: Classifier, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.f
     predicted: list[NDArray[np.int64]] = []
     with torch.inference_mode():
         for start in range(0, len(pixels), _INFERENCE_BATCH):
-            part = model.features(torch.from_numpy(pixels[start : start + _INFERENCE_BATCH].copy()))
-            features.append(part.numpy())
-            predicted.append(model.head(part).argmax(dim=1).numpy())
+            some = pixels[start : start + _INFERENCE_BATCH]
+            padded = np.zeros((_INFERENCE_BATCH, *pixels.shape[1:]), dtype=np.uint8)
+            padded[: len(some)] = some
+            part = model.features(torch.from_numpy(padded))
+            features.append(part.numpy()[: len(some)])
+            predicted.append(model.head(part).argmax(dim=1).numpy()[: len(some)])
     return np.concatenate(features), np.concatenate(predicted)
 
 

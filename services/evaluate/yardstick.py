@@ -7,9 +7,12 @@ replicas and runs share the training; a file that does not read back is made aga
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +21,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from services.evaluate import frechet
-from services.evaluate.classifier import REVISION, Classifier, accuracy, read_out, train_classifier
+from services.evaluate.classifier import FEATURES, REVISION, Classifier, accuracy, read_out, train_classifier
 from services.evaluate.neighbours import median_nearest
+from services.evaluate.parts import Part
 from services.evaluate.reference import Images, balanced_choice, halves, load_split
-from services.wire.messages import ScoreReply
+from services.evaluate.sums import GRID_BITS, Sums, on_grid
+from services.wire.messages import ScoreReply, TotalReply
 from spec.errors import RefusedError
 from spec.shards import Manifest, open_manifest
 from storage.datasets import local_manifest
@@ -46,6 +51,55 @@ class Yardstick:
     """Features of one half of the held-out images, in an order of which any prefix has a balanced mix of labels."""
     half_b: NDArray[np.float32]
 
+    @cached_property
+    def space(self) -> str:
+        """Names the feature space: equal for two replicas only if their features are comparable bit for bit."""
+        found = hashlib.sha256(f"{self.manifest.digest} {REVISION}".encode())
+        for name, tensor in sorted(self.classifier.state_dict().items()):
+            found.update(name.encode() + tensor.numpy().tobytes())
+        return found.hexdigest()
+
+    @cached_property
+    def held_out_gaussian(self) -> frechet.Gaussian:
+        """Of all held-out images."""
+        return frechet.of_sums(_sums(self.classifier, self.held_out.pixels))
+
+    @cached_property
+    def whole_distance_real(self) -> float:
+        """Between all training images and all held-out images."""
+        return frechet.distance(frechet.of_sums(_sums(self.classifier, self.train.pixels)), self.held_out_gaussian)
+
+    def measure(self, images: NDArray[np.uint8], *, labels: list[int], alike: NDArray[np.floating]) -> Part:
+        """What is kept of some images until all are there; `alike` [images] or [0]: cosines with their captions."""
+        self._check(images, labels=labels, least=1)
+        features, predicted = read_out(self.classifier, images)
+        right = (predicted == np.array(labels, dtype=np.int64)).astype(np.uint8)
+        return Part(on_grid(features), right, on_grid(alike[:, None])[:, 0])
+
+    def total(self, parts: Iterable[Part]) -> TotalReply:
+        """Scores over parts in any order: their sums are exact."""
+        sums, count, right, alike, told = Sums.none(FEATURES), 0, 0, 0, True
+        for part in parts:
+            sums = sums + Sums.of(part.features)
+            count += 1
+            right += int(part.right.sum())
+            alike += int(np.maximum(part.alike, 0).sum(dtype=np.int64))
+            told = told and len(part.alike) == len(part)
+        if sums.count < SMALLEST_SET:
+            raise RefusedError(
+                f"{sums.count} images cannot be scored",
+                hint=f"accumulate at least {SMALLEST_SET}; some hundred give a useful distance",
+            )
+        return TotalReply(
+            parts=count,
+            samples=sums.count,
+            classifier_accuracy=right / sums.count,
+            classifier_accuracy_real=self.accuracy_real,
+            frechet_distance=frechet.distance(frechet.of_sums(sums), self.held_out_gaussian),
+            frechet_distance_real=self.whole_distance_real,
+            clip_score=100.0 * alike / (sums.count << GRID_BITS) if told else None,
+        )
+
     def score(self, images: NDArray[np.uint8], *, labels: list[int]) -> ScoreReply:
         """Score generated images [n, height, width, channels]; the order of images does not matter beyond rounding."""
         self._check(images, labels=labels)
@@ -64,7 +118,7 @@ class Yardstick:
             nearest_train_distance_real=self.nearest_real,
         )
 
-    def _check(self, images: NDArray[np.uint8], *, labels: list[int]) -> None:
+    def _check(self, images: NDArray[np.uint8], *, labels: list[int], least: int = SMALLEST_SET) -> None:
         manifest = self.manifest
         shape = (manifest.image_height, manifest.image_width, manifest.image_channels)
         if images.ndim != 4 or images.shape[1:] != shape or images.dtype != np.uint8:
@@ -77,10 +131,10 @@ class Yardstick:
             raise RefusedError(
                 f"there are {len(images)} images and {len(labels)} labels", hint="send one label per image"
             )
-        if len(images) < SMALLEST_SET:
+        if len(images) < least:
             raise RefusedError(
                 f"{len(images)} images cannot be scored",
-                hint=f"send at least {SMALLEST_SET}; some hundred give a useful distance",
+                hint=f"send at least {least}; some hundred give a useful distance",
             )
         wrong = next((label for label in labels if not 0 <= label < len(manifest.labels)), None)
         if wrong is not None:
@@ -115,6 +169,10 @@ def make_yardstick(uri: str, *, cache_dir: Path) -> Yardstick:
         half_a=features[half_a],
         half_b=features[half_b],
     )
+
+
+def _sums(classifier: Classifier, pixels: NDArray[np.uint8]) -> Sums:
+    return Sums.of(on_grid(read_out(classifier, pixels)[0]))
 
 
 def _cached_classifier(manifest: Manifest, *, train: Images, cache_dir: Path) -> Classifier:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,7 @@ from storage.tar_shards import TarShards
 
 FETCHED_SHARDS = 8
 """Of a dataset in a bucket."""
+MOST_SIZES = 4_000_000
 NEAR_BITS = 3
 _EDGES = (0.0, 1 / 3, 1 / 2, 2 / 3, 4 / 5, 19 / 20, 20 / 19, 5 / 4, 3 / 2, 2.0, 3.0, float("inf"))
 
@@ -119,38 +122,40 @@ class _Reader:
         self._open: tuple[str, ShardView] | None = None
         if manifest.index is not None:
             self._rows = open_index(self.folder / manifest.index.path, samples=manifest.index.samples)
-        self.count = sum(shard.samples for shard in self._shards)
+        self._firsts: list[int] = [0, *accumulate(shard.samples for shard in self._shards)]
+        self.count = self._firsts[-1]
 
     def sizes(self) -> NDArray[np.integer]:
-        """Width and height of all samples [samples, 2]."""
+        """Width and height [samples, 2] of all samples, or of MOST_SIZES that are evenly spread."""
         if self._rows is None:
-            return np.array([[self.manifest.image_width, self.manifest.image_height]] * max(1, self.count))
-        return np.stack([self._rows["width"], self._rows["height"]], axis=1)
+            return np.array([[self.manifest.image_width, self.manifest.image_height]]).repeat(
+                max(1, self.count), axis=0
+            )
+        rows = self._rows[:: -(-len(self._rows) // MOST_SIZES)]
+        return np.stack([rows["width"], rows["height"]], axis=1)
 
     def spread(self, count: int) -> list[int]:
         """Numbers of samples: evenly spread over all, or over the shards that are fetched."""
-        firsts = np.cumsum([0, *(shard.samples for shard in self._shards)])
         numbers = np.unique(np.linspace(0, self.count - 1, min(count, self.count)).astype(int))
         if file_path(self.uri) is not None or len(self._shards) <= FETCHED_SHARDS:
             return numbers.tolist()
         chosen = np.unique(np.linspace(0, len(self._shards) - 1, FETCHED_SHARDS).astype(int)).tolist()
-        every = np.concatenate([np.arange(firsts[one], firsts[one + 1]) for one in chosen])
+        every = np.concatenate([np.arange(self._firsts[one], self._firsts[one + 1]) for one in chosen])
         return every[np.unique(np.linspace(0, len(every) - 1, min(count, len(every))).astype(int))].tolist()
 
     def read(self, numbers: Sequence[int]) -> Iterator[_Picture | None]:
         """The samples; none for one that is damaged."""
-        firsts = np.cumsum([0, *(shard.samples for shard in self._shards)])
         rows = self._rows
         tars = TarShards([self.folder / shard.path for shard in self._shards])
         fetched: set[int] = set()
         for number in numbers:
-            place = int(np.searchsorted(firsts, number, side="right")) - 1
+            place = bisect_right(self._firsts, number) - 1
             if place not in fetched:
                 fetch_shards(self.uri, shards=[self._shards[place]], local=self.local)
                 fetched.add(place)
             try:
                 if rows is None:
-                    yield self._raw(self._shards[place], number - int(firsts[place]))
+                    yield self._raw(self._shards[place], number - self._firsts[place])
                 else:
                     yield self._encoded(tars, rows[number])
             except (DataError, ImageProblem):

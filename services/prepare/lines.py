@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -20,10 +21,13 @@ def print_lines(work: Callable[[], Record]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # nobody waits for the result any more; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERRUPTED
     return 0
 
 
 def print_line(record: Record) -> None:
-    """At once. A reader that is gone ends this process: nobody waits for the result."""
+    """At once, so that a reader sees it and a reader that is gone is noticed."""
     sys.stdout.write(record.write_json() + "\n")
     sys.stdout.flush()

@@ -17,6 +17,7 @@ import bisect
 import fcntl
 import mmap
 import os
+import secrets
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class ArenaAddress(NamedTuple):
     inode: int
     """Tells whether it is still the same file."""
     size: int
+    nonce: int
+    """What its first bytes hold: on another machine the same numbers may name another file."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class SendArena:
             os.close(self._file)
             raise
         self._view = np.frombuffer(self._map, dtype=np.uint8)
-        self._free: list[tuple[int, int]] = [(0, size)]
+        self._nonce = secrets.randbits(53)
+        _NUMBER.pack_into(self._map, 0, self._nonce)
+        self._free: list[tuple[int, int]] = [(_ALIGN, size - _ALIGN)]
         """(offset, size) of free stretches, by offset, never adjacent."""
         self._used: dict[int, tuple[int, int]] = {}
         """Region by number."""
@@ -87,7 +92,7 @@ class SendArena:
     @property
     def address(self) -> ArenaAddress:
         """For the other side."""
-        return ArenaAddress(os.getpid(), self._file, os.fstat(self._file).st_ino, self.size)
+        return ArenaAddress(os.getpid(), self._file, os.fstat(self._file).st_ino, self.size, self._nonce)
 
     @property
     def used(self) -> int:
@@ -161,13 +166,15 @@ class ReadArena:
             if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ArenaError("the arena could be cut off while it is read")
             self._map = mmap.mmap(file, address.size, prot=mmap.PROT_READ)
+            if _NUMBER.unpack_from(self._map)[0] != address.nonce:
+                raise ArenaError("the arena is another one")
         finally:
             os.close(file)
         self.size = address.size
 
     def read(self, place: Place) -> memoryview:
         """The bytes of a region, where they lie. ArenaError if it is not the region that was announced."""
-        if place.offset < _ALIGN or place.offset + place.size > self.size or place.offset % _ALIGN:
+        if place.offset < 2 * _ALIGN or place.offset + place.size > self.size or place.offset % _ALIGN:
             raise ArenaError(f"a region of {place.size} bytes at {place.offset} is not in an arena of {self.size}")
         (number,) = _NUMBER.unpack_from(self._map, place.offset - _ALIGN)
         if number != place.number:

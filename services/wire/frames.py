@@ -69,6 +69,18 @@ class Kind(IntEnum):
     """Answer to ARENA: credit 1 if it is mapped, 0 if tensors have to travel as frames."""
     RELEASE = 12
     """Either side: these regions of your arena are read."""
+    CHALLENGE = 13
+    """Replica of level `token`, in answer to an unsealed HELLO: greet again, sealed with a key made of this nonce."""
+
+
+class Priority(IntEnum):
+    """Who waits for a request. Lower ones are computed when nothing higher waits, or when they waited long."""
+
+    BLOCKING = 0
+    """A step waits for it."""
+    PREFETCH = 1
+    EVALUATION = 2
+    BACKGROUND = 3
 
 
 Code = Literal[
@@ -94,11 +106,13 @@ class Header(Struct, frozen=True, array_like=True, kw_only=True):
     kind: Kind
     request: _Count = 0
     attempt: _Count = 0
-    """0 for the first sending; grows when the client sends the request again."""
+    """REQUEST: 0 for the first sending; grows when the client sends the request again. HELLO: number of the client's
+    connection; a lower one than the last was overtaken and is not heard."""
     method: Annotated[str, Meta(max_length=128)] = ""
     deadline_ms: _Count = 0
     """Milliseconds that the caller goes on waiting, from the moment of sending."""
     credit: _Count = 0
+    """WELCOME, CREDIT: requests that may be unanswered at once."""
     identity: Annotated[str, Meta(max_length=128)] = ""
     """HELLO: the client's name, such as `east/rank-0`."""
     incarnation: _Count = 0
@@ -109,10 +123,16 @@ class Header(Struct, frozen=True, array_like=True, kw_only=True):
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MAX_TENSORS)] = ()
     features: _Count = 0
     """HELLO, WELCOME: what this side can do beyond the first version; see FEATURE_ARENA."""
-    arena: Annotated[tuple[_Count, ...], Meta(max_length=4)] = ()
-    """ARENA: process, descriptor, inode and size."""
+    arena: Annotated[tuple[_Count, ...], Meta(max_length=5)] = ()
+    """ARENA: process, descriptor, inode, size and nonce."""
     released: Annotated[tuple[_Count, ...], Meta(max_length=MAX_RELEASED)] = ()
     """RELEASE: numbers of regions."""
+    credit_bytes: _Count = 0
+    """WELCOME, CREDIT: bytes of requests that may be unanswered at once, beyond the first request; 0: any."""
+    priority: Priority = Priority.BLOCKING
+    """REQUEST: who waits for it."""
+    nonce: Annotated[bytes, Meta(max_length=16)] = b""
+    """HELLO, CHALLENGE: this side's part of the connection's key."""
 
 
 class Nothing(Struct, frozen=True, kw_only=True):
@@ -190,6 +210,11 @@ def encode_body(body: Struct) -> bytes:
 def pack(header: Header, body: bytes = _NOTHING, *, raw: Sequence[Buffer] = ()) -> list[Buffer]:
     """All frames of one message, from parts that are encoded already."""
     return [_encoder.encode(header), body, *raw]
+
+
+def request_bytes(body: Buffer, *, specs: Sequence[TensorSpec]) -> int:
+    """What a request takes of the credit in bytes; both sides count it the same way."""
+    return len(body) + sum(math.prod(one.shape) * _DTYPES[one.dtype].itemsize for one in specs)
 
 
 def pack_error(*, request: int, code: Code, message: str, hint: str = "") -> list[Buffer]:

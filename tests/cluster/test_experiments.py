@@ -21,6 +21,7 @@ from gkr.cluster.connection import Connection, connect
 from gkr.cluster.registry import read_registry
 from gkr.main import main
 from gkr.runs import FINAL, read_state
+from gkr.syncing.asking import look as look_at_sync
 from spec.errors import EXIT_OK
 from spec.names import LONGEST_NAME
 from spec.summary import Summary
@@ -102,6 +103,9 @@ def test_digits_loses_a_worker_pod_and_then_its_head_and_succeeds(connection: Co
     try:
         look = Look(run)
         look.until("two rounds", lambda _: look.rounds() >= 2, seconds=START_SECONDS)
+        asked = look_at_sync(run)
+        assert (asked.source, asked.trouble) == ("syncer", ""), "asked in the syncer's pod, with the run's keys"
+        assert asked.status.version >= 2
         delete_pod(connection, run=run, learner="west", role="trainer")
         look.until("step of west's second attempt", lambda _: look.stepped("west", attempt=2), seconds=ROUND_SECONDS)
         before = look.attempts("east")

@@ -14,6 +14,8 @@ from spec.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNREACHABLE, ConfigError
 from tools.bed import fake_nodes, lifecycle, network
 from tools.bed.layout import MOST_REGIONS, Bed, Wanted, bed, beds
 
+USES = ("experiments", "stacks")
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -23,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--fake", metavar="MACHINE=NODES,...", help='fake nodes of catalogue machines; "" removes all')
     up.add_argument("--gpus", type=int, metavar="N", help="GPUs that the real node pretends to have")
     up.add_argument("--regions", type=int, choices=range(1, MOST_REGIONS + 1), help="clusters")
+    up.add_argument("--for", dest="use", choices=USES, help="whether it is complete, or the local stacks complete it")
     up.add_argument("--link-rate", default=network.LINK_RATE, metavar="RATE", help="between two regions: 100mbit")
     up.add_argument("--bare", action="store_true", help="only control plane and node")
     down = commands.add_parser("down", help="end it; images and certificates stay")
@@ -40,12 +43,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def wanted(options: argparse.Namespace, *, before: Wanted) -> Wanted:
-    """What is asked for now, with what stays from before."""
+    """What is asked for now, with what stays from before; nothing stays of another use."""
+    for_stacks = before.for_stacks if options.use is None else options.use == "stacks"
+    if for_stacks != before.for_stacks:
+        before = Wanted(regions=before.regions)
     fake = before.fake if options.fake is None else fake_nodes.parse(options.fake)
     gpus = before.gpus if options.gpus is None else int(options.gpus)
     if gpus < 0:
         raise ConfigError(f"{gpus} GPUs are less than none", where="--gpus")
-    return Wanted(fake=fake, gpus=gpus, regions=before.regions if options.regions is None else int(options.regions))
+    if for_stacks and (fake or gpus):
+        hint = "leave them out, or bring the cluster up for experiments"
+        raise ConfigError("GPU nodes of a cluster for stacks come from the stacks' pools", where="--for", hint=hint)
+    regions = before.regions if options.regions is None else int(options.regions)
+    return Wanted(fake=fake, gpus=gpus, regions=regions, for_stacks=for_stacks)
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ names the part that is not ready with its last log lines. Called once the node i
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import subprocess
@@ -68,10 +67,21 @@ class RealNode:
 
 
 def install(bed: Bed, *, wanted: Wanted, say: Say) -> None:
-    """Bring everything up that runs on top of a Ready node."""
+    """Bring everything up that runs on top of a Ready node; of a cluster for stacks only what no stack brings."""
     built = {recipe.name: recipe.reference for recipe in images.all_recipes()}
+    apply(bed, [facts.namespace(bucket.NAMESPACE, labels={})])
+    keys = bucket_keys(bed)
+    apply(bed, [bucket.secret(bucket.NAMESPACE, keys=keys)])
+    if wanted.for_stacks:
+        _provide_small(bed, built)
+        if fake_nodes.present(bed):
+            ensure(bed, kwok.component(bed))
+        for one in SMALL:
+            _await_rollout(bed, *one)
+        say("images, dns and bucket ready; the rest is left to the stacks")
+        return
     apply(bed, facts.namespaces())
-    apply(bed, _secrets(bed))
+    apply(bed, [bucket.secret(namespace, keys=keys) for namespace in facts.NAMESPACES])
     _label_node(bed)
     with ThreadPoolExecutor(max_workers=5) as pool:
         parts: list[tuple[str, Future[Any]]] = [
@@ -97,12 +107,8 @@ def install(bed: Bed, *, wanted: Wanted, say: Say) -> None:
     _register(bed, say=say)
 
 
-ROLLOUTS = (
-    (dns.NAMESPACE, dns.NAME),
-    (bucket.NAMESPACE, bucket.NAME),
-    (kuberay.NAMESPACE, kuberay.NAME),
-    (kueue.NAMESPACE, kueue.NAME),
-)
+SMALL = ((dns.NAMESPACE, dns.NAME), (bucket.NAMESPACE, bucket.NAME))
+ROLLOUTS = (*SMALL, (kuberay.NAMESPACE, kuberay.NAME), (kueue.NAMESPACE, kueue.NAME))
 """Deployments that must be there, as (namespace, name)."""
 
 
@@ -125,15 +131,10 @@ def _provide_small(bed: Bed, built: dict[str, str]) -> None:
     apply(bed, [*names, *bucket.objects(built["versitygw"], folder=bed.bucket, address=bed.address)])
 
 
-def _secrets(bed: Bed) -> list[dict[str, Any]]:
-    """The bucket's keys in every namespace that needs them: those that the cluster has, else new ones."""
+def bucket_keys(bed: Bed) -> dict[str, str]:
+    """The bucket's keys: those that the cluster has, else new ones."""
     found = kubectl(bed, "get", "secret", bucket.SECRET, "-n", bucket.NAMESPACE, "--ignore-not-found", "-o", "json")
-    if found.strip():
-        data = cast("dict[str, str]", json.loads(found)["data"])
-        keys = {name: base64.b64decode(value).decode() for name, value in data.items()}
-    else:
-        keys = bucket.new_keys()
-    return [bucket.secret(namespace, keys=keys) for namespace in (bucket.NAMESPACE, *facts.NAMESPACES)]
+    return bucket.keys_of(json.loads(found)["data"]) if found.strip() else bucket.new_keys()
 
 
 def _label_node(bed: Bed) -> None:

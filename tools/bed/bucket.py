@@ -6,11 +6,14 @@ per bed and live only in the cluster's secrets.
 
 from __future__ import annotations
 
+import base64
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NAMESPACE = "gkr-system"
+NAMESPACE = "bed-system"
+"""The bed's own: a stack makes the platform's and takes it away again."""
 NAME = "bucket"
 SECRET = "gkr-bucket"
 PORT = 9000
@@ -27,6 +30,11 @@ def bucket_name(cluster: str) -> str:
 def new_keys() -> dict[str, str]:
     """What a secret of the bucket holds."""
     return {ACCESS: f"bed{secrets.token_hex(8)}", KEY: secrets.token_urlsafe(30)}
+
+
+def keys_of(data: Mapping[str, str]) -> dict[str, str]:
+    """What a Secret of the API server holds, in clear text."""
+    return {name: base64.b64decode(value).decode() for name, value in data.items()}
 
 
 def environment(address: str) -> dict[str, str]:

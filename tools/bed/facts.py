@@ -72,7 +72,9 @@ def config_map(facts: ClusterFacts) -> dict[str, Any]:
 def namespaces() -> list[dict[str, Any]]:
     """The platform's own namespace and those of experiments."""
     labels: Mapping[str, Mapping[str, str]] = {NAMESPACE: {}, **dict.fromkeys(NAMESPACES, MANAGED)}
-    return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(one)}}
-        for name, one in labels.items()
-    ]
+    return [namespace(name, labels=one) for name, one in labels.items()]
+
+
+def namespace(name: str, *, labels: Mapping[str, str]) -> dict[str, Any]:
+    """One namespace."""
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels)}}

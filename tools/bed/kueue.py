@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from manifests.values import canonical
 from spec.errors import GkrError
 from spec.machines import Machine, machine
 from tools.bed.rendered import Objects, only, render
@@ -117,7 +118,7 @@ def queues(
 
 
 def _quota(one: Machine, nodes: int) -> dict[str, str]:
-    return {name: str(int(value) * nodes) for name, value in capacity(one).items()}
+    return {name: canonical(int(value) * nodes) for name, value in capacity(one).items()}
 
 
 def capacity(one: Machine) -> dict[str, str]:

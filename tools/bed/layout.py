@@ -23,6 +23,8 @@ class Wanted:
     gpus: int = 0
     """GPUs that the real node pretends to have."""
     regions: int = 1
+    for_stacks: bool = False
+    """What a platform stack installs is left to it: operators, queues, namespaces, GPU nodes, facts."""
 
 
 @dataclass(frozen=True)

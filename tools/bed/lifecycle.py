@@ -48,6 +48,8 @@ def up(wanted: Wanted, *, say: Say, rate: str = network.LINK_RATE, bare: bool = 
         every = beds(wanted.regions)
         for bed in beds(MOST_REGIONS):
             _check_owner(bed)
+        check_use(wanted)
+        remember(wanted)
         for bed in beds(MOST_REGIONS)[wanted.regions :]:
             remove(bed)
         _for_all(every, lambda bed: raise_core(bed, say=_stopwatch(bed, say)))
@@ -57,7 +59,6 @@ def up(wanted: Wanted, *, say: Say, rate: str = network.LINK_RATE, bare: bool = 
             from tools.bed import addons
 
             _for_all(every, lambda bed: addons.install(bed, wanted=wanted, say=_stopwatch(bed, say)))
-        remember(wanted)
         say(f"ready in {time.monotonic() - started:.1f} s")
     for bed in every:
         say(f"{bed.name}: {bed.server}  export KUBECONFIG={bed.kubeconfig}")
@@ -162,6 +163,17 @@ def _check_owner(bed: Bed) -> None:
             f"a cluster of another state folder runs on this machine: {found.parent}",
             hint=f"GKR_BED={found.parent} make cluster-down, or GKR_BED_FIRST=4 to have another beside it",
         )
+
+
+def check_use(wanted: Wanted) -> None:
+    """What one use has installed would be in the way of the other's, which would own half of it."""
+    if holder(beds(1)[0]) is None or remembered().for_stacks == wanted.for_stacks:
+        return
+    now, then = ("stacks", "experiments") if wanted.for_stacks else ("experiments", "stacks")
+    raise RefusedError(
+        f"the cluster that is up was brought up for {then}, and holds what would be in the way of {now}",
+        hint=f"make cluster-down (after make down of its stacks), then make cluster FOR={now}",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,103 +1,113 @@
-"""One rank's part of one inner step, and its form on the pipe between loader worker and rank.
+"""One rank's part of one inner step, and how its arrays lie behind each other in one piece of memory.
 
-The body on the pipe is the arrays' own bytes in a fixed order followed by the captions; its size is known before it
-is read, so the rank reads into memory it allocated itself and the arrays are views of that. numpy only: loader
-workers import this module.
+The loader worker fills the arrays where they lie, be it a slot of the arena or memory of its own; the rank has views of
+the same bytes. Captions and what else is told travel beside them. numpy only: loader workers import this module.
 """
 
 from __future__ import annotations
 
 import math
-import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.shard_bytes import Shape
+from training.data.plan import Refs
+
+_ALIGN = 64
 
 
 @dataclass(frozen=True)
 class LocalBatch:
     """Samples of one rank for one step; b is the batch of the learner over its world size.
 
-    Of `images` and `text` the one that the model is not for has no elements, and noise has those of the images.
+    Of `images` and `text` the one that the model is not for has no elements, and noise has those of the images. All
+    arrays are views of one piece of memory, which is used again when the last of them is gone.
     """
 
     position: int
     """Where the learner's whole batch begins in its order."""
     images: NDArray[np.float32]
-    """[b, C, H, W] in [-1, 1]."""
+    """[b, C, H, W] in [-1, 1]. From a loader of plain pixels: uint8 [b, H, W, C]."""
     text: NDArray[np.uint8]
     """[b, context + 1]."""
     labels: NDArray[np.int64]
     """[b]."""
     captions: list[str]
     noise: NDArray[np.float32]
-    """[b, C, H, W], standard normal."""
+    """[b, C, H, W], standard normal. From a loader of plain pixels: no elements."""
     time: NDArray[np.float32]
     """[b] in [0, 1)."""
     drop: NDArray[np.bool_]
     """[b]; true where the condition is replaced by the null condition."""
     ids: list[int]
-    """Sample numbers in the dataset's source."""
+    """Sample numbers in the dataset's source, or rows of its index."""
+    refs: Refs
+    """[b]: what these samples are in the plan; one that was replaced has the sample that took its place."""
 
 
-def shapes_of(count: int, *, shape: Shape, is_text: bool) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
-    """Shapes of the images and of the text in a batch of `count` samples."""
-    if is_text:
-        return (count, 0, 0, 0), (count, shape.pixels)
-    return (count, shape.channels, shape.height, shape.width), (count, 0)
+@dataclass(frozen=True)
+class Form:
+    """Sizes of the arrays of a batch."""
+
+    count: int
+    height: int
+    width: int
+    channels: int
+    is_text: bool = False
+    """A sample is height x width x channels bytes of text."""
+    is_plain: bool = False
+    """Images are uint8 with channels last, and there is no noise."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays."""
+        return self._layout()[1]
+
+    def arrays(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """Views of the first `bytes` bytes of `memory`, by name."""
+        return {
+            name: memory[at : at + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+            for name, dtype, shape, at in self._layout()[0]
+        }
+
+    def _layout(self) -> tuple[list[tuple[str, Any, tuple[int, ...], int]], int]:
+        b, none = self.count, (self.count, 0, 0, 0)
+        planes = none if self.is_text else (b, self.channels, self.height, self.width)
+        images = (b, self.height, self.width, self.channels) if self.is_plain else planes
+        text = (b, self.height * self.width * self.channels if self.is_text else 0)
+        fields: list[tuple[str, Any, tuple[int, ...]]] = [
+            ("images", np.uint8 if self.is_plain else np.float32, images),
+            ("noise", np.float32, none if self.is_plain else planes),
+            ("text", np.uint8, text),
+            ("time", np.float32, (b,)),
+            ("drop", np.bool_, (b,)),
+            *((name, np.int64, (b,)) for name in ("labels", "ids", "source", "sample", "epoch")),
+        ]
+        placed, at = list[tuple[str, Any, tuple[int, ...], int]](), 0
+        for name, dtype, shape in fields:
+            placed.append((name, dtype, shape, at))
+            at += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGN) * _ALIGN
+        return placed, at
 
 
-def to_unit(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """uint8 pixels as float32 in [-1, 1], contiguous."""
-    return np.ascontiguousarray(pixels, dtype=np.float32) / np.float32(127.5) - np.float32(1)
-
-
-def to_bytes(batch: LocalBatch) -> list[bytes | memoryview]:
-    """The parts of the body, in order, without copying the images."""
-    captions = [caption.encode() for caption in batch.captions]
-    lengths = struct.pack(f"<{len(captions)}I", *map(len, captions))
-    arrays: tuple[NDArray[Any], ...] = (
-        batch.images,
-        batch.text,
-        batch.noise,
-        batch.time,
-        batch.labels,
-        np.array(batch.ids, dtype=np.int64),
-        batch.drop,
-    )
-    return [*(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size), lengths, *captions]
-
-
-def from_bytes(body: bytearray, *, position: int, count: int, shape: Shape, is_text: bool) -> LocalBatch:
-    """The batch whose body this is; its arrays are writable views of `body`."""
-    image, text = shapes_of(count, shape=shape, is_text=is_text)
-    reader = _Reader(body)
-    images, text = reader.take(np.float32, image), reader.take(np.uint8, text)
-    noise = reader.take(np.float32, image)
-    time, labels = reader.take(np.float32, (count,)), reader.take(np.int64, (count,))
-    ids, drop = reader.take(np.int64, (count,)), reader.take(np.bool_, (count,))
-    captions = [reader.text(int(length)) for length in reader.take(np.uint32, (count,))]
+def make_batch(arrays: Mapping[str, NDArray[Any]], *, position: int, captions: Sequence[str]) -> LocalBatch:
+    """The batch whose arrays (of `Form.arrays`) these are."""
+    names = ("images", "text", "labels", "noise", "time", "drop")
     return LocalBatch(
-        position=position, images=images, text=text, labels=labels, captions=captions, noise=noise, time=time,
-        drop=drop, ids=ids.tolist(),
-    )  # fmt: skip
+        position=position,
+        captions=list(captions),
+        ids=arrays["ids"].tolist(),
+        refs=Refs(arrays["source"], arrays["sample"], arrays["epoch"]),
+        **{name: arrays[name] for name in names},
+    )
 
 
-class _Reader:
-    def __init__(self, body: bytearray) -> None:
-        self._body = memoryview(body)
-        self._at = 0
-
-    def take(self, dtype: type[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        size = math.prod(shape)
-        array = np.frombuffer(self._body, dtype=dtype, count=size, offset=self._at).reshape(shape)
-        self._at += array.nbytes
-        return array
-
-    def text(self, length: int) -> str:
-        self._at += length
-        return str(self._body[self._at - length : self._at], "utf-8")
+def to_unit(pixels: NDArray[np.uint8], *, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """uint8 pixels as float32 in [-1, 1], contiguous, in `out` if it is given."""
+    unit = np.empty(pixels.shape, dtype=np.float32) if out is None else out
+    np.divide(pixels, np.float32(127.5), out=unit, dtype=np.float32)
+    np.subtract(unit, np.float32(1), out=unit)
+    return unit

@@ -1,38 +1,52 @@
 """Batches of one rank, in the order of its learner, prepared ahead by worker processes.
 
-Promises: batch k of a loader that started at position p is bit for bit what any loader of the same (manifest, seed,
-learner, batch) gives for that position, whatever its world size (the ranks' slices put together), workers, prefetch,
-and deaths on the way. Positions are delivered in order, none skipped: a damaged shard is an error, never a gap. At
-most `prefetch` batches exist at a time. A dead worker is replaced and what it held is prepared again; the same
-position killing workers RETRIES times is an error. No Ray, no torch.
+Promises: batch k of a loader that started at position p is bit for bit what any loader of the same (sources, weights,
+buckets, seed, learner, batch) gives for that position, whatever its world size (the ranks' slices put together),
+workers, prefetch, and deaths on the way. Positions are delivered in order, none skipped: a sample of encoded images that
+cannot be used is replaced by rule and told, anything else that is damaged is an error, never a gap. At most `prefetch`
+batches exist at a time besides those that the caller keeps. A dead worker is replaced and what it held is prepared
+again; what one holds for much longer than is usual is handed to another as well, and the first answer counts. A
+position that ended two workers is tried by one that does nothing else and tells what it touches: the sample that ends
+it too counts as unusable. No Ray, no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from spec.errors import ConfigError, DataError, GkrError
-from spec.shards import Manifest, Split, open_manifest, path_of
-from spec.train import AnyModelConfig, ModelConfig
-from storage.datasets import local_manifest
-from training.data.batch import LocalBatch, from_bytes
+from spec.errors import DataError, GkrError
+from spec.shards import Split
+from spec.train import AnyModelConfig
+from training.data.arena import LEAST_BYTES, Arena
+from training.data.batch import LocalBatch, make_batch
+from training.data.buckets import Bucket
+from training.data.mixture import Segment
+from training.data.plan import Start, rank_slice
 from training.data.pool import Result, WorkerProcess
-from training.data.reader import shard_files
-from training.data.worker import RESULT_ERROR, Preparer, TimeDistribution, Work
+from training.data.quarantine import Bad, Limits, Quarantine
+from training.data.stragglers import Stragglers
+from training.data.tickets import ERROR, NO_SLOT, Ticket, as_records
+from training.data.work import Delivery, Order, check_shape, plan_work
+from training.data.worker import Preparer, TimeDistribution
+from training.preflight.collect import memory
 
-__all__ = ["Loader", "LocalBatch", "WorkerEvent"]
+__all__ = ["Loader", "LocalBatch", "WorkerEvent", "check_shape"]
 
-RETRIES = 3
+SUSPECT_DEATHS = 2
+"""Workers that a position may end before it is tried alone."""
+MOST_DEATHS = 10
+"""Workers that a position may end at all."""
 _TICK_SECONDS = 1.0
+_UNSENT_SECONDS = 0.01
 _END_SECONDS = 2.0
 
 
@@ -58,12 +72,17 @@ class _Death:
     missing: set[int]
 
 
+class _Done(NamedTuple):
+    batch: LocalBatch
+    bad: list[Bad]
+
+
 class Loader:
     """Hands one rank its batches. Safe to use from one thread at a time."""
 
     def __init__(
         self,
-        manifest_uri: str,
+        manifest_uri: str | Sequence[str],
         *,
         seed: int,
         learner: str,
@@ -77,34 +96,56 @@ class Loader:
         split: Split = "train",
         time_distribution: TimeDistribution = "uniform",
         cache: Path | None = None,
+        mixture: Sequence[Segment] = (),
+        buckets: Sequence[Bucket] = (),
+        starts: Sequence[Start] = (),
+        is_plain: bool = False,
+        crop: bool = True,
+        flip: bool = False,
+        limits: Limits | None = None,
     ) -> None:
-        """`cache`: where the shards of a dataset that is not on this machine are copied to."""
-        work = _plan_work(
-            manifest_uri, seed=seed, learner=learner, batch=batch, rank=rank, world_size=world_size, model=model,
-            split=split, time_distribution=time_distribution, cache=cache,
-        )  # fmt: skip
-        self._work = work
-        self._prefetch = prefetch
+        """One manifest, or one per source with the weights of `mixture`; `batch` counts where no `buckets` are given.
+
+        `cache`: where the shards of a dataset that is not on this machine are copied to. `starts`: from a checkpoint.
+        `is_plain`, `crop`, `flip`: see `training.data.work.Delivery`. `limits`: how many samples may be unusable.
+        """
+        manifests = [manifest_uri] if isinstance(manifest_uri, str) else list(manifest_uri)
+        order = Order(manifests, seed, learner, batch, split, mixture, buckets, starts)
+        delivery = Delivery(model, time_distribution, is_plain=is_plain, crop=crop, flip=flip)
+        planned = plan_work(order, delivery=delivery, world_size=world_size, cache=cache)
+        self._plan, self._work = planned.plan, planned.work
+        self._rank, self._world_size, self._prefetch = rank, world_size, prefetch
+        self._where = ", ".join(manifests)
         self._position = start_position  # next to be delivered
         self._issued = start_position  # next that nobody was asked for yet
-        self._given_back: deque[int] = deque()
-        self._done: dict[int, LocalBatch | GkrError] = {}
+        self._ahead: deque[tuple[int, int]] = deque()
+        """Where the batches begin that were issued and not delivered, and how many samples of the learner they are."""
+        self._tickets: dict[int, Ticket] = {}
+        """Those of them that are not done, by position."""
+        self._given_back: deque[Ticket] = deque()
+        self._done: dict[int, _Done | GkrError] = {}
+        self._quarantine, self._bad = Quarantine(limits), list[Bad]()
         self._deaths_by_position: dict[int, int] = {}
         self._deaths: list[_Death] = []
         self._events: list[WorkerEvent] = []
+        self._stragglers = Stragglers()
         self._broken: BaseException | None = None
         self._closed = False
         self._owner = os.getpid()
         self._changed = threading.Condition()
-        self._local = Preparer(work) if workers == 0 else None
+        self._local = Preparer(self._work) if workers == 0 else None
+        self._arena: Arena | None = None
         self._workers: list[WorkerProcess] = []
         if workers == 0:
             return
+        if planned.largest >= LEAST_BYTES:
+            # One batch that the trainer works on, one that it has asked for already.
+            self._arena = Arena(slot_bytes=planned.largest, slots=prefetch + 2, available=memory().available_bytes)
         self._wake_reader, self._wake_writer = os.pipe()
         with contextlib.ExitStack() as undo:
             undo.callback(self._end_workers)
             for index in range(workers):
-                self._workers.append(WorkerProcess(work, index=index))
+                self._workers.append(self._new_worker(index))
             undo.pop_all()
         self._hand_out()
         self._pump = threading.Thread(target=self._run_pump, name="loader-pump", daemon=True)
@@ -122,13 +163,29 @@ class Loader:
         return self._position
 
     @property
+    def starts(self) -> list[Start]:
+        """What a checkpoint holds besides the position, so that a loader with several buckets goes on at once."""
+        with self._changed:
+            return self._plan.starts(self._position)
+
+    @property
+    def plan_digest(self) -> str:
+        """Equal for loaders that give equal batches."""
+        return self._plan.digest
+
+    @property
+    def duplicated(self) -> int:
+        """Tickets that were handed to a second worker because the first took long."""
+        return self._stragglers.duplicated
+
+    @property
     def ready(self) -> int:
         """Batches that `next` would give without waiting."""
         with self._changed:
-            count = 0
-            while self._position + count * self._work.batch in self._done:
-                count += 1
-            return count
+            for count, (position, _) in enumerate(self._ahead):
+                if position not in self._done:
+                    return count
+            return len(self._ahead)
 
     @property
     def pids(self) -> list[int]:
@@ -140,9 +197,7 @@ class Loader:
         """The next batch, or the error that its position met; an error stays at its place and is raised again."""
         assert not self._closed, "the loader is closed"
         if self._local is not None:
-            batch = self._local.prepare(self._position)
-            self._position += self._work.batch
-            return batch
+            return self._next_here(self._local)
         with self._changed:
             if not self._changed.wait_for(lambda: self._position in self._done or self._broken, timeout_seconds):
                 raise self._late(timeout_seconds)
@@ -152,16 +207,26 @@ class Loader:
             result = self._done[self._position]
             if isinstance(result, GkrError):
                 raise result
+            try:
+                self._book(result)
+            except GkrError as error:
+                self._done[self._position] = error
+                raise
             del self._done[self._position]
-            self._position += self._work.batch
+            self._position += self._ahead.popleft()[1]
             self._hand_out()
-            return result
+            return result.batch
 
     def worker_events(self) -> list[WorkerEvent]:
         """Deaths of workers that were made good since the last call."""
         with self._changed:
             events, self._events = self._events, []
             return events
+
+    def quarantined(self) -> list[Bad]:
+        """Samples of delivered batches that were replaced, since the last call."""
+        bad, self._bad = self._bad, []
+        return bad
 
     def close(self) -> None:
         """End the workers; returns when they are gone. A copy in a forked child closes nothing of its parent's."""
@@ -174,8 +239,34 @@ class Loader:
         os.write(self._wake_writer, b"x")
         self._pump.join(_END_SECONDS + 10)
         self._end_workers()
+        if self._arena is not None:
+            self._arena.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
+
+    def _next_here(self, preparer: Preparer) -> LocalBatch:
+        ticket, size = self._ticket(self._position)
+        made = preparer.prepare(ticket)
+        done = _Done(made.batch(ticket.position), made.bad)
+        self._book(done)
+        self._position += size
+        return done.batch
+
+    def _book(self, done: _Done) -> None:
+        """Count what a delivered batch brought; DataError if there is too much damage."""
+        count = len(done.batch.ids)
+        first = self._position + self._rank * count
+        self._quarantine.add(done.bad, first=first, count=count, where=self._where)
+        self._bad += done.bad
+
+    def _ticket(self, position: int) -> tuple[Ticket, int]:
+        """This rank's part of the batch at a position, and the samples of the whole."""
+        batch = self._plan.batch(position)
+        own = rank_slice(len(batch.refs), rank=self._rank, world_size=self._world_size)
+        return Ticket(position, position + own.start, batch.bucket, as_records(batch.refs[own])), len(batch.refs)
+
+    def _new_worker(self, index: int) -> WorkerProcess:
+        return WorkerProcess(self._work, index=index, arena=self._arena.file if self._arena is not None else None)
 
     def _run_pump(self) -> None:
         try:
@@ -189,9 +280,11 @@ class Loader:
     def _turn(self) -> None:
         """Wait for one thing to happen and deal with all that has."""
         sources: list[Any] = [self._wake_reader]
-        for worker in self._workers:
-            sources += [worker.results, worker.sentinel]
-        woken = set(wait(sources, _TICK_SECONDS))
+        with self._changed:
+            has_all = all([worker.send() for worker in self._workers])
+            for worker in self._workers:
+                sources += [worker.results, worker.sentinel]
+        woken = set(wait(sources, _TICK_SECONDS if has_all else _UNSENT_SECONDS))
         if self._wake_reader in woken:
             return
         at = time.monotonic()
@@ -199,53 +292,86 @@ class Loader:
             dead = worker.sentinel in woken
             if not dead and worker.results not in woken:
                 continue
-            # What a dead worker still sent is whole and counts; then its pipe is at its end.
-            results = [(result, self._decode(result)) for result in worker.receive()]
             with self._changed:
-                for result, value in results:
-                    self._settle(result.position, value)
+                # What a dead worker still sent is whole and counts; then its pipe is at its end.
+                for result in worker.receive():
+                    self._stragglers.took(result.seconds)
+                    self._settle(result.ticket.position, self._decode(result))
                 if dead:
                     self._replace(worker, at=at)
                 self._changed.notify_all()
+        with self._changed:
+            self._double_late_ones()
+            self._hand_out()
 
-    def _decode(self, result: Result) -> LocalBatch | GkrError:
-        if result.kind == RESULT_ERROR:
-            told = json.loads(bytes(result.body))
+    def _decode(self, result: Result) -> _Done | GkrError:
+        ticket, told = result.ticket, result.told
+        if result.kind == ERROR:
+            self._free(ticket.slot)
             return DataError(told["message"], hint=told["hint"], where=told["where"])
-        return from_bytes(
-            result.body,
-            position=result.position,
-            count=self._work.count,
-            shape=self._work.shape,
-            is_text=self._work.is_text,
-        )
+        lent = result.memory
+        if ticket.slot != NO_SLOT:
+            assert self._arena is not None
+            lent = self._arena.lend(ticket.slot)
+        arrays = self._work.form(ticket.bucket, len(ticket.refs)).arrays(lent)
+        batch = make_batch(arrays, position=ticket.position, captions=told["captions"])
+        return _Done(batch, [Bad(**one) for one in told["bad"]])
 
-    def _settle(self, position: int, value: LocalBatch | GkrError) -> None:
-        self._done[position] = value
+    def _settle(self, position: int, value: _Done | GkrError) -> None:
+        """Keep a result, unless another worker was faster with the same."""
+        if self._tickets.pop(position, None) is not None:
+            self._done[position] = value
         self._deaths_by_position.pop(position, None)
         for death in self._deaths:
             death.missing.discard(position)
         self._finish_deaths()
 
     def _replace(self, worker: WorkerProcess, *, at: float) -> None:
-        cause = worker.reap(timeout_seconds=_END_SECONDS)
+        cause, is_gone = worker.reap(timeout_seconds=_END_SECONDS)
         detected_seconds = time.monotonic() - at
         worker.release()
-        held = sorted(worker.tickets)
-        if held and self._is_poisonous(held[0]):  # the oldest was being worked on; the others are no suspects
-            self._settle(held[0], _poisonous(held[0], cause=cause))
-            held = held[1:]
+        # The oldest was being worked on; the others are no suspects.
+        suspect = worker.tickets[0].position if worker.tickets else -1
+        held = [ticket for ticket in worker.tickets if ticket.position in self._tickets]
+        if is_gone:
+            for ticket in worker.tickets:
+                self._free(ticket.slot)
+        alone: Ticket | None = None
+        if held and held[0].position == suspect:
+            alone = self._suspect(held[0], row=worker.row, cause=cause)
+            if alone is not None or suspect not in self._tickets:
+                held = held[1:]
         self._given_back.extendleft(reversed(held))
         self._workers.remove(worker)
         self._hand_out()
-        self._workers.append(WorkerProcess(self._work, index=worker.index))
+        new = self._new_worker(worker.index)
+        self._workers.append(new)
+        if alone is not None:
+            new.is_alone = True
+            new.hand(replace(alone, slot=self._take_slot()))
         self._hand_out()
-        self._deaths.append(_Death(worker.index, cause, at, detected_seconds, set(held)))
+        missing = {ticket.position for ticket in [*held, *([alone] if alone else [])]}
+        self._deaths.append(_Death(worker.index, cause, at, detected_seconds, missing))
         self._finish_deaths()
 
-    def _is_poisonous(self, position: int) -> bool:
-        self._deaths_by_position[position] = self._deaths_by_position.get(position, 0) + 1
-        return self._deaths_by_position[position] >= RETRIES
+    def _suspect(self, ticket: Ticket, *, row: int, cause: str) -> Ticket | None:
+        """What becomes of a ticket that a worker died of: to be tried alone, or settled as an error; else as others."""
+        position = ticket.position
+        deaths = self._deaths_by_position[position] = self._deaths_by_position.get(position, 0) + 1
+        if deaths < SUSPECT_DEATHS:
+            return None
+        if not ticket.is_careful:
+            return replace(ticket, is_careful=True)
+        culprit = ticket.refs[row] if row >= 0 else None
+        if culprit is None or culprit["skip"] or deaths >= MOST_DEATHS or not self._is_encoded(int(culprit["source"])):
+            self._settle(position, _poisonous(position, deaths=deaths, cause=cause))
+            return None
+        refs = ticket.refs.copy()
+        refs["skip"][row] = 1
+        return replace(ticket, refs=refs)
+
+    def _is_encoded(self, source: int) -> bool:
+        return bool(self._work.sources[source].index)
 
     def _finish_deaths(self) -> None:
         now = time.monotonic()
@@ -254,20 +380,52 @@ class Loader:
             self._events.append(WorkerEvent(death.index, death.cause, death.detected_seconds, now - death.at))
 
     def _hand_out(self) -> None:
-        """Give workers as many positions as the window allows, the least loaded first."""
-        end = self._position + self._prefetch * self._work.batch
-        while self._workers and (self._given_back or self._issued < end):
+        """Give workers as many tickets as the window allows, the least loaded first."""
+        while self._given_back or len(self._ahead) < self._prefetch:
+            worker = self._least_loaded()
+            if worker is None:
+                return
             if self._given_back:
-                position = self._given_back.popleft()
+                ticket = self._given_back.popleft()
+                if ticket.position not in self._tickets:  # another has answered it meanwhile
+                    continue
             else:
-                position, self._issued = self._issued, self._issued + self._work.batch
-            min(self._workers, key=lambda worker: len(worker.tickets)).hand(position)
+                ticket, size = self._ticket(self._issued)
+                self._ahead.append((self._issued, size))
+                self._tickets[self._issued] = ticket
+                self._issued += size
+            worker.hand(replace(ticket, slot=self._take_slot()))
+
+    def _double_late_ones(self) -> None:
+        """Hand what a worker holds for too long to others as well."""
+        for worker in self._stragglers.late(self._workers):
+            if self._least_loaded(but=worker, strictly=True) is None:
+                return
+            worker.is_late = True
+            for ticket in worker.tickets:
+                other = self._least_loaded(but=worker, strictly=True)
+                if other is not None and ticket.position in self._tickets:
+                    self._stragglers.duplicated += 1
+                    other.hand(replace(ticket, slot=self._take_slot()))
+
+    def _least_loaded(self, *, but: WorkerProcess | None = None, strictly: bool = False) -> WorkerProcess | None:
+        """Who takes the next ticket; one that is late only if all are and not `strictly`."""
+        able = [worker for worker in self._workers if worker is not but and not worker.is_alone]
+        quick = [worker for worker in able if not worker.is_late]
+        return min(quick or ([] if strictly else able), key=lambda worker: len(worker.tickets), default=None)
+
+    def _take_slot(self) -> int:
+        return NO_SLOT if self._arena is None else self._arena.take()
+
+    def _free(self, slot: int) -> None:
+        if self._arena is not None:
+            self._arena.give_back(slot)
 
     def _pids(self) -> list[int]:
         return [worker.pid for worker in sorted(self._workers, key=lambda worker: worker.index)]
 
     def _late(self, timeout_seconds: float) -> DataError:
-        held = {worker.pid: worker.tickets for worker in self._workers}
+        held = {worker.pid: [ticket.position for ticket in worker.tickets] for worker in self._workers}
         return DataError(
             f"no batch for position {self._position} within {timeout_seconds:g} s; positions held by pid: {held}",
             where=self._work.learner,
@@ -283,66 +441,8 @@ class Loader:
         self._workers.clear()
 
 
-def _plan_work(
-    manifest_uri: str,
-    *,
-    seed: int,
-    learner: str,
-    batch: int,
-    rank: int,
-    world_size: int,
-    model: AnyModelConfig,
-    split: Split,
-    time_distribution: TimeDistribution,
-    cache: Path | None,
-) -> Work:
-    local = local_manifest(manifest_uri, cache=cache, splits=(split,))
-    manifest = open_manifest(local)
-    _check(manifest, model=model, batch=batch, world_size=world_size, where=manifest_uri)
-    count = batch // world_size
-    shards = [(shard.path, shard.samples, shard.bytes, shard.sha256) for shard in manifest.shards(split)]
-    return Work(
-        shards=shard_files(path_of(local).parent, shards),
-        shape=manifest.shape,
-        manifest_digest=manifest.digest,
-        seed=seed,
-        learner=learner,
-        batch=batch,
-        first=rank * count,
-        count=count,
-        condition_dropout=model.condition_dropout if isinstance(model, ModelConfig) else 0.0,
-        time_distribution=time_distribution,
-        is_text=model.kind == "lm",
-    )
-
-
-def _check(manifest: Manifest, *, model: AnyModelConfig, batch: int, world_size: int, where: str) -> None:
-    check_shape(manifest, model=model, where=where)
-    if batch % world_size:
-        raise ConfigError(
-            f"a batch of {batch} does not divide by {world_size} ranks; the ranks' gradients would weigh unequally",
-            hint=f"set train.batch to {batch + world_size - batch % world_size}",
-        )
-
-
-def check_shape(manifest: Manifest, *, model: AnyModelConfig, where: str) -> None:
-    """ConfigError unless the dataset's samples are of the model's shape."""
-    have, want = (manifest.image_height, manifest.image_width, manifest.image_channels), model.sample_shape
-    if have != want:
-        change = (
-            f"train.model.context: {have[1] - 1}"
-            if model.kind == "lm"
-            else f"train.model.image_size: {have[0]} and train.model.channels: {have[2]}"
-        )
-        raise ConfigError(
-            f"samples are {' x '.join(map(str, have))} in the dataset, {' x '.join(map(str, want))} in the model",
-            where=where,
-            hint=f"set {change}, or take another dataset",
-        )
-
-
-def _poisonous(position: int, *, cause: str) -> DataError:
+def _poisonous(position: int, *, deaths: int, cause: str) -> DataError:
     return DataError(
-        f"{RETRIES} loader workers in a row died ({cause}) while they prepared position {position}",
+        f"{deaths} loader workers in a row died ({cause}) while they prepared position {position}",
         hint="look for the out-of-memory killer in the kernel's log; train.loader_workers: 0 shows it in the rank",
     )

@@ -130,11 +130,12 @@ class Plan:
         return blake2b("\1".join(text).encode(), digest_size=16).hexdigest()
 
     def batch(self, position: int) -> Batch:
-        """The batch that begins at a position; ValueError if none begins there."""
+        """The batch that begins at a position; ValueError if none begins there.
+
+        With one bucket a batch may begin anywhere: a run that goes on with another size of batch needs no more.
+        """
         if len(self._batches) == 1:
             size = int(self._batches[0])
-            if position % size:
-                raise ValueError(f"no batch begins at position {position}: batches have {size} samples")
             return Batch(position, 0, self._refs(np.arange(position, position + size, dtype=np.int64)))
         window = self._window_of(position)
         number = int(np.searchsorted(window.firsts, position - window.start.position))

@@ -10,53 +10,75 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import multiprocessing
 import os
 import select
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spec.errors import ConfigError
-from training.data.worker import RESULT, TICKET, Work, run_worker
+from training.data.arena import ArenaFile
+from training.data.tickets import RESULT, ROW, Ticket
+from training.data.worker import Work, run_worker
 
 _PIPE_BYTES = 2**20
 _SERVER_END_SECONDS = 2.0
 _F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ, Linux only
 
 
+@dataclass(frozen=True)
 class Result:
     """What a worker sent for one ticket."""
 
-    def __init__(self, position: int, kind: int, body: bytearray) -> None:
-        self.position = position
-        self.kind = kind
-        self.body = body
+    ticket: Ticket
+    kind: int
+    memory: NDArray[np.uint8]
+    """The arrays; empty if they are in the ticket's slot."""
+    told: dict[str, Any]
+    seconds: float
+    """From when it could begin with the ticket until it had all been read."""
 
 
 class WorkerProcess:
     """One running worker with the tickets it holds. Never blocks on the worker."""
 
-    def __init__(self, work: Work, *, index: int) -> None:
+    def __init__(self, work: Work, *, index: int, arena: ArenaFile | None = None) -> None:
         self.index = index
-        self.tickets: list[int] = []
-        """Positions it was handed and has not answered, oldest first."""
+        self.tickets: list[Ticket] = []
+        """What it was handed and has not answered, oldest first; it works in this order."""
+        self.began = 0.0
+        """When it could begin with the oldest."""
+        self.row = -1
+        """Which row of a careful ticket it began last."""
+        self.is_alone = False
+        """It has a careful ticket, and gets no other until that is answered."""
+        self.is_late = False
+        """Others were handed what it holds; it gets nothing until it answers."""
         context = multiprocessing.get_context("forkserver")
         ticket_reader, self._ticket_writer = context.Pipe(duplex=False)
         self._result_reader, result_writer = context.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # the user's pipe memory may be used up; the default size works as well
             fcntl.fcntl(result_writer.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._result_reader.fileno(), False)
-        self._process = _start(work, ticket_reader, result_writer, name=f"loader-worker-{index}")
+        os.set_blocking(self._ticket_writer.fileno(), False)
+        self._process = _start(work, arena, ticket_reader, result_writer, name=f"loader-worker-{index}")
         ticket_reader.close()
         result_writer.close()
+        self._unsent = b""
         self._header = bytearray()
-        self._body = bytearray()
+        self._body = np.empty(0, dtype=np.uint8)
         self._received = 0
 
     @property
@@ -75,13 +97,24 @@ class WorkerProcess:
         """Descriptor that is readable when (part of) a result is there, or the worker is gone."""
         return self._result_reader.fileno()
 
-    def hand(self, position: int) -> None:
-        """Give it one more position to prepare."""
-        self.tickets.append(position)
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # it just died: the sentinel tells, and the ticket goes back with the others
-            os.write(self._ticket_writer.fileno(), TICKET.pack(position))
+    def hand(self, ticket: Ticket) -> None:
+        """Give it one more ticket."""
+        if not self.tickets:
+            self.began = time.monotonic()
+        self.tickets.append(ticket)
+        self._unsent += ticket.pack()
+        self.send()
+
+    def send(self) -> bool:
+        """Send what the pipe could not take yet; whether all of it went."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._ticket_writer.fileno(), self._unsent) :]
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:  # it just died: the sentinel tells, and the tickets go back
+            self._unsent = b""
+        return True
 
     def receive(self) -> Iterator[Result]:
         """All results that are complete by now; returns when the pipe is empty or closed."""
@@ -93,35 +126,49 @@ class WorkerProcess:
                 self._header += data
                 if len(self._header) < RESULT.size:
                     continue
-                self._body, self._received = bytearray(RESULT.unpack(self._header)[1]), 0
-            position, size, kind = RESULT.unpack(self._header)
-            while self._received < size:
-                with memoryview(self._body)[self._received :] as rest:
-                    try:
-                        count = os.readv(self._result_reader.fileno(), [rest])
-                    except BlockingIOError:
-                        return
-                if count == 0:
-                    return
-                self._received += count
-            result = Result(position, kind, self._body)
+                _, arrays, told, self.row, kind = RESULT.unpack(self._header)
+                if kind == ROW:
+                    self._header = bytearray()
+                    continue
+                self._body, self._received = np.empty(arrays + told, dtype=np.uint8), 0
+            position, arrays, told, _, kind = RESULT.unpack(self._header)
+            if not self._fill_body():
+                return
             self._header = bytearray()
-            self.tickets.remove(position)
-            yield result
+            ticket = self.tickets.pop(0)
+            assert ticket.position == position
+            began, self.began = self.began, time.monotonic()
+            self.row, self.is_alone, self.is_late = -1, False, False
+            yield Result(
+                ticket, kind, self._body[:arrays], json.loads(self._body[arrays:].tobytes()), self.began - began
+            )
 
-    def reap(self, *, timeout_seconds: float) -> str:
-        """The cause of its death, once dead; kills it if it outlives the deadline."""
+    def reap(self, *, timeout_seconds: float) -> tuple[str, bool]:
+        """The cause of its death, and whether it is surely gone; kills it if it outlives the deadline."""
         self._process.join(timeout_seconds)
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join(timeout_seconds)
-        cause = _cause(self._process.exitcode)
         self._result_reader.close()
-        return cause
+        # Without its forkserver a worker is killed by the kernel a moment after the forkserver's end can be seen.
+        is_gone = self._process.exitcode is not None and _await_end(self.pid, timeout_seconds)
+        return _cause(self._process.exitcode), is_gone
 
     def release(self) -> None:
         """Tell it to end when it has finished what it is doing."""
         self._ticket_writer.close()
+
+    def _fill_body(self) -> bool:
+        """Read more of the result's body; whether it is complete."""
+        while self._received < len(self._body):
+            try:
+                count = os.readv(self._result_reader.fileno(), [self._body[self._received :].data])
+            except BlockingIOError:
+                return False
+            if count == 0:
+                return False
+            self._received += count
+        return True
 
     def _read_some(self, size: int) -> bytes:
         try:
@@ -183,12 +230,23 @@ def _own_forkserver() -> None:
 
 def _await_end_of_forkserver() -> None:
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001
-    with contextlib.suppress(ProcessLookupError, TypeError):
-        descriptor = os.pidfd_open(server._forkserver_pid)  # noqa: SLF001
-        try:
-            select.select([descriptor], [], [], _SERVER_END_SECONDS)
-        finally:
-            os.close(descriptor)
+    pid: int | None = server._forkserver_pid  # noqa: SLF001
+    if pid is not None:
+        _await_end(pid, _SERVER_END_SECONDS)
+
+
+def _await_end(pid: int, timeout_seconds: float) -> bool:
+    """Whether a process has ended within the time; it need not be our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        return bool(waiting.poll(timeout_seconds * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def _is_our_child(pid: int) -> bool:

@@ -1,9 +1,9 @@
-"""A loader worker: prepares one rank's part of a batch for each position it is handed, in a process of its own.
+"""A loader worker: fills one rank's part of a batch for each ticket it is handed, in a process of its own.
 
-The forkserver preloads this module, so it imports numpy and the standard library only: no torch, no pydantic. A
-ticket on its pipe is a position; a result is a header and a body (`training.data.batch`), or the error that a person
-can mend. What a sample looks like depends on (seed, learner, position) and the dataset alone, never on which worker
-prepares it, how often, or beside what. The worker ends when its ticket pipe closes and is killed by the kernel when
+The forkserver preloads this module, so it imports numpy, Pillow and the standard library only: no torch, no pydantic.
+What a sample looks like depends on (seed, learner, position), on (seed, source, epoch, sample) for its crop, and on the
+dataset, never on which worker prepares it, how often, or beside what. A sample that cannot be used is replaced by the
+rule of `training.data.quarantine` and told. The worker ends when its ticket pipe closes and is killed by the kernel when
 its forkserver goes, which goes when the rank goes; nothing of it has a name on disk.
 """
 
@@ -12,50 +12,99 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator, Philox
+from numpy.typing import NDArray
 
 from spec.errors import DataError
-from spec.shard_bytes import Shape
-from training.data.batch import LocalBatch, shapes_of, to_bytes, to_unit
-from training.data.order import sample_ids
-from training.data.reader import ShardFile, SplitReader
+from spec.shard_bytes import REMEDY
+from training.data.arena import ArenaFile
+from training.data.batch import Form, LocalBatch, make_batch, to_unit
+from training.data.contents import Contents, Known, Look, SourceFiles, Unusable, open_contents
+from training.data.plan import Source
+from training.data.quarantine import Bad, candidates
+from training.data.tickets import BATCH, ERROR, NO_SLOT, RESULT, ROW, Ticket, read_ticket
 from training.processes import die_with_parent
 
-TICKET = struct.Struct("<Q")
-RESULT = struct.Struct("<QQB7x")
-RESULT_BATCH, RESULT_ERROR = 0, 1
 TimeDistribution = Literal["uniform", "logit-normal"]
+TRIES = 100
+"""Samples that are tried in the place of one that cannot be used."""
+KILLED = "killed"
+"""Reason of a sample that ended the workers that touched it."""
 _WRITEV_PARTS = 512
 
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that decides what a position holds for one rank. Travels to the worker, so plain values only."""
+    """Everything that decides what a ticket's samples look like. Travels to the worker, so plain values only."""
 
-    shards: tuple[ShardFile, ...]
-    shape: Shape
-    manifest_digest: str
+    sources: tuple[SourceFiles, ...]
+    sizes: tuple[tuple[int, int], ...]
+    """(width, height) of each bucket."""
+    channels: int
     seed: int
     learner: str
-    batch: int
-    """Samples of the learner's whole batch."""
-    first: int
-    """Where this rank's slice of the batch begins."""
-    count: int
-    """Samples of this rank's slice."""
     condition_dropout: float
     time_distribution: TimeDistribution
     is_text: bool = False
     """Samples are text for a language model: as they lie there, with nothing random."""
+    is_plain: bool = False
+    """Images stay uint8 and bring no noise."""
+    crop: bool = True
+    """Crops of encoded images lie anywhere; else in the middle."""
+    flip: bool = False
+    """Half of the encoded images are mirrored."""
+
+    def form(self, bucket: int, count: int) -> Form:
+        """Of a batch of so many samples."""
+        width, height = self.sizes[bucket]
+        return Form(count, height, width, self.channels, is_text=self.is_text, is_plain=self.is_plain)
+
+
+class Prepared(NamedTuple):
+    """A ticket's batch."""
+
+    memory: NDArray[np.uint8]
+    arrays: dict[str, NDArray[Any]]
+    """Views of `memory`."""
+    captions: list[str]
+    bad: list[Bad]
+
+    def batch(self, position: int) -> LocalBatch:
+        """As the rank has it."""
+        return make_batch(self.arrays, position=position, captions=self.captions)
+
+
+class Streams:
+    """Random numbers by place: each place has a stream of its own, with 2^128 numbers."""
+
+    def __init__(self, name: str) -> None:
+        self._philox = Philox(key=np.frombuffer(blake2b(name.encode(), digest_size=16).digest(), dtype=np.uint64))
+        self._fresh = self._philox.state
+        self._generator = Generator(self._philox)
+
+    def at(self, place: int, more: int = 0) -> Generator:
+        """The stream of a place, from its beginning; the one before ends."""
+        # Setting the counter of one generator takes 5 us; making a new one asks the system for entropy and takes 50.
+        self._fresh["state"]["counter"][:] = (0, 0, place, more)
+        self._philox.state = self._fresh
+        return self._generator
+
+
+class _Open(NamedTuple):
+    where: str
+    source: Source
+    contents: Contents
+    looks: Streams | None
+    """For crops; none where nothing is random."""
 
 
 class Preparer:
@@ -63,58 +112,95 @@ class Preparer:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._reader = SplitReader(work.shards, shape=work.shape)
-        text = f"random/1\0{work.seed}\0{work.learner}".encode()
-        self._philox = Philox(key=np.frombuffer(blake2b(text, digest_size=16).digest(), dtype=np.uint64))
-        self._fresh = self._philox.state
-        self._generator = Generator(self._philox)
+        self._sources = [_open(files, work=work) for files in work.sources]
+        self._positions = Streams(f"random/1\0{work.seed}\0{work.learner}")
+        self._scratch = np.empty(0, dtype=np.uint8)
 
-    def prepare(self, position: int) -> LocalBatch:
-        """This rank's slice of the batch that begins at `position`."""
-        work, shape = self._work, self._work.shape
-        start = position + work.first
-        positions = np.arange(start, start + work.count, dtype=np.int64)
-        indices = sample_ids(
-            work.manifest_digest, n=len(self._reader), seed=work.seed, learner=work.learner, positions=positions
-        )
-        samples = [self._reader[index] for index in indices.tolist()]
-        content = np.frombuffer(b"".join(sample.pixels for sample in samples), dtype=np.uint8)
-        image, text = shapes_of(work.count, shape=shape, is_text=work.is_text)
-        noise = np.empty(image, dtype=np.float32)
-        time = np.zeros(work.count, dtype=np.float32)
-        drop = np.zeros(work.count, dtype=np.bool_)
-        if work.is_text:
-            images = np.zeros(image, dtype=np.float32)
-        else:
-            pixels = content.reshape(work.count, shape.height, shape.width, shape.channels)
-            images, content = to_unit(pixels.transpose(0, 3, 1, 2)), content[:0]
-            for row in range(work.count):
-                generator = self._generator_at(start + row)
-                time[row] = self._draw_time(generator)
-                drop[row] = generator.random() < work.condition_dropout
-                generator.standard_normal(dtype=np.float32, out=noise[row])
-        return LocalBatch(
-            position=position,
-            images=images,
-            text=content.reshape(text),
-            labels=np.array([sample.label for sample in samples], dtype=np.int64),
-            captions=[sample.caption for sample in samples],
-            noise=noise,
-            time=time,
-            drop=drop,
-            ids=[sample.id for sample in samples],
-        )
+    def prepare(
+        self, ticket: Ticket, memory: NDArray[np.uint8] | None = None, *, begin: Callable[[int], None] | None = None
+    ) -> Prepared:
+        """The samples of a ticket, in `memory` if it is given. `begin` is told each row before it is touched."""
+        count, work = len(ticket.refs), self._work
+        form = work.form(ticket.bucket, count)
+        if memory is None:
+            memory = np.empty(form.bytes, dtype=np.uint8)
+        arrays = form.arrays(memory)
+        for name in ("source", "sample", "epoch"):
+            arrays[name][:] = ticket.refs[name]
+        pixels = self._pixels(arrays, form)
+        known, bad = list[Known](), list[Bad]()
+        for row, (sample, epoch, source, skip) in enumerate(ticket.refs.tolist()):
+            if begin is not None:
+                begin(row)
+            place = _Place(ticket.first + row, source, sample, epoch, bool(skip))
+            known.append(self._fill(pixels[row], place, bad))
+        for one in bad:
+            arrays["sample"][one.position - ticket.first] = one.replacement
+        arrays["labels"][:] = [one.label for one in known]
+        arrays["ids"][:] = [one.id for one in known]
+        arrays["time"][:], arrays["drop"][:] = 0, False
+        if not work.is_text:
+            if not work.is_plain:
+                to_unit(pixels.transpose(0, 3, 1, 2), out=arrays["images"])
+            self._draw(arrays, first=ticket.first)
+        return Prepared(memory, arrays, [one.caption for one in known], bad)
 
     def close(self) -> None:
         """Close all files."""
-        self._reader.close()
+        for one in self._sources:
+            one.contents.close()
 
-    def _generator_at(self, position: int) -> Generator:
-        # The key names the stream, the third counter word the position, which leaves 2^128 draws for each.
-        # Setting the counter of one generator takes 5 us; making a new one asks the system for entropy and takes 50.
-        self._fresh["state"]["counter"][:] = (0, 0, position, 0)
-        self._philox.state = self._fresh
-        return self._generator
+    def _pixels(self, arrays: dict[str, NDArray[Any]], form: Form) -> NDArray[np.uint8]:
+        """Where samples are written, [b, height, width, channels]: in place, if they stay as they are."""
+        shape = (form.count, form.height, form.width, form.channels)
+        if form.is_text or form.is_plain:
+            return arrays["text" if form.is_text else "images"].reshape(shape)
+        size = int(np.prod(shape))
+        if self._scratch.size < size:
+            self._scratch = np.empty(size, dtype=np.uint8)
+        return self._scratch[:size].reshape(shape)
+
+    def _fill(self, out: NDArray[np.uint8], place: _Place, bad: list[Bad]) -> Known:
+        one = self._sources[place.source]
+        reason = KILLED
+        if not place.skip:
+            try:
+                return one.contents.fill(out, place.sample, look=self._look(one, place.sample, place.epoch))
+            except Unusable as error:
+                reason = error.reason
+        work = self._work
+        others = candidates(
+            one.source, sample=place.sample, position=place.position, seed=work.seed, learner=work.learner
+        )
+        for other in islice(others, TRIES):
+            try:
+                known = one.contents.fill(out, other, look=self._look(one, other, place.epoch))
+            except Unusable:
+                continue
+            bad.append(Bad(place.position, place.source, place.sample, reason, other))
+            return known
+        raise DataError(
+            f"sample {place.sample} cannot be used ({reason}), nor can any of those that could take its place",
+            where=one.where,
+            hint=REMEDY,
+        )
+
+    def _look(self, one: _Open, sample: int, epoch: int) -> Look:
+        if one.looks is None:
+            return Look()
+        across, down, mirrored = one.looks.at(sample, epoch).random(3).tolist()
+        if not self._work.crop:
+            across = down = 0.5
+        return Look(across, down, self._work.flip and mirrored < 0.5)
+
+    def _draw(self, arrays: dict[str, NDArray[Any]], *, first: int) -> None:
+        work, noise = self._work, arrays["noise"]
+        for row in range(len(noise)):
+            generator = self._positions.at(first + row)
+            arrays["time"][row] = self._draw_time(generator)
+            arrays["drop"][row] = generator.random() < work.condition_dropout
+            if noise.size:
+                generator.standard_normal(dtype=np.float32, out=noise[row])
 
     def _draw_time(self, generator: Generator) -> np.float32:
         if self._work.time_distribution == "uniform":
@@ -122,22 +208,49 @@ class Preparer:
         return np.float32(1 / (1 + np.exp(-generator.standard_normal())))
 
 
-def run_worker(work: Work, tickets: Connection, results: Connection) -> None:
+class _Place(NamedTuple):
+    position: int
+    source: int
+    sample: int
+    epoch: int
+    skip: bool
+
+
+def _open(files: SourceFiles, *, work: Work) -> _Open:
+    looks = None
+    if files.index and (work.crop or work.flip):
+        looks = Streams(f"look/1\0{work.seed}\0{files.digest}")
+    return _Open(files.where, files.source(), open_contents(files), looks)
+
+
+def run_worker(work: Work, arena: ArenaFile | None, tickets: Connection, results: Connection) -> None:
     """Serve tickets until their pipe closes. Entry point of the process."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank decides when we end
-    preparer = Preparer(work)
-    while ticket := os.read(tickets.fileno(), TICKET.size):  # the pipe's end is the deadline: it closes with the rank
-        (position,) = TICKET.unpack(ticket)
+    preparer, slots = Preparer(work), arena.map() if arena is not None else []
+    while (ticket := read_ticket(tickets.fileno())) is not None:
         try:
-            parts, kind = to_bytes(preparer.prepare(position)), RESULT_BATCH
-        except DataError as error:
-            told = {"message": error.message, "hint": error.hint, "where": error.where}
-            parts, kind = [json.dumps(told).encode()], RESULT_ERROR
-        try:
-            _send(results.fileno(), [RESULT.pack(position, sum(map(len, parts)), kind), *parts])
+            _answer(ticket, preparer=preparer, slots=slots, results=results.fileno())
         except BrokenPipeError:
             return
+
+
+def _answer(ticket: Ticket, *, preparer: Preparer, slots: Sequence[NDArray[np.uint8]], results: int) -> None:
+    def begin(row: int) -> None:
+        _send(results, [RESULT.pack(ticket.position, 0, 0, row, ROW)])
+
+    kind, body = BATCH, np.empty(0, dtype=np.uint8)
+    try:
+        slot = slots[ticket.slot] if ticket.slot != NO_SLOT else None
+        made = preparer.prepare(ticket, slot, begin=begin if ticket.is_careful else None)
+        told: Any = {"captions": made.captions, "bad": [vars(one) for one in made.bad]}
+        if slot is None:
+            body = made.memory
+    except DataError as error:
+        told = {"message": error.message, "hint": error.hint, "where": error.where}
+        kind = ERROR
+    tail = json.dumps(told).encode()
+    _send(results, [RESULT.pack(ticket.position, len(body), len(tail), 0, kind), body.data, tail])
 
 
 def _send(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:

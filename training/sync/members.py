@@ -41,10 +41,10 @@ class Rules:
     round_deadline: float = 120.0
     lease: float = 20.0
     norm_factor: float = 10.0
-    """A displacement longer than so many times the running median is invalid."""
+    """A displacement longer than so many times the longest of the last ones is invalid."""
     norm_history: int = 32
     norm_minimum: int = 6
-    """Accepted displacements before the median means anything."""
+    """Accepted displacements before that means anything."""
 
     @property
     def home(self) -> str:

@@ -27,14 +27,15 @@ FRAMEWORKS = ("batch/job", "ray.io/rayjob", "ray.io/raycluster")
 """What is queued. Others are left out: each would put Kueue's webhook in the way of pods that have no queue."""
 IGNORES_UNDECLARED_FROM = (0, 19)
 """First minor version that can admit requests for resources without a quota; an older one refuses the setting."""
-_MEMORY = 2 * 2**30
-"""Thousands of nodes and their topology are kept in memory; upstream's 512 MiB are for hundreds."""
+MOST_CORES = 4.0
 
 
 def operator(kueue: Kueue) -> Operator:
     """What it is given."""
-    memory = {"memory": values.memory(_MEMORY)}
-    manager: dict[str, Any] = {"resources": {"limits": {"cpu": "4", **memory}, "requests": {"cpu": "500m", **memory}}}
+    memory = {"memory": values.memory(kueue.memory)}
+    limits = {"cpu": values.cpu(max(MOST_CORES, kueue.cpu)), **memory}
+    requests = {"cpu": values.cpu(kueue.cpu), **memory}
+    manager: dict[str, Any] = {"resources": {"limits": limits, "requests": requests}}
     if image := image_values(kueue.image):
         manager["image"] = image
     settings = {

@@ -4,8 +4,8 @@ The account has no right in the cluster; its name alone is what the region's buc
 Values of Secrets come from the stack's secret configuration and stay secret in the state; a Secret that is referred to
 and not configured is somebody else's to make, and pods wait for it.
 
-Experiments' namespaces come after the operators and go before them: what is left in them goes with them, and a RayJob or
-a Workload goes only while the operator that put a finalizer on it still runs.
+Experiments' namespaces come after the operators and go before them: what is left in them goes with them, and a RayJob
+or a Workload goes only while the operator that put a finalizer on it still runs.
 """
 
 from __future__ import annotations

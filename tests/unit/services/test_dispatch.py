@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.dispatch import Dispatcher, Pending
+from services.dispatch import BREAKER_FAILURES, BREAKER_SECONDS, RETRY_RESERVE, RETRY_SHARE, Dispatcher, Pending
+from services.wire.frames import Priority
 
 
 def pending(request: int, expires: float = 1e9) -> Pending:
@@ -150,3 +151,83 @@ def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str,
                 continue
     ended += [one.request for one in client.drain()]
     assert sorted(ended) == submitted
+
+
+def test_nothing_is_sent_beyond_the_grant_in_bytes_except_one_request_of_any_size() -> None:
+    client: Dispatcher[str] = Dispatcher(max_attempts=3)
+    client.open("a", grant=8, grant_bytes=100)
+    for number, size in ((1, 1000), (2, 60), (3, 60), (4, 40)):
+        client.submit(Pending(number, 1e9, size=size))
+
+    assert sent(client) == [("a", 1)]
+    client.answered("a", 1)
+    assert sent(client) == [("a", 2)]  # the third holds up the fourth: order is kept
+    client.answered("a", 2)
+    assert sent(client) == [("a", 3), ("a", 4)]
+
+
+def test_what_a_step_waits_for_does_not_wait_behind_what_was_asked_ahead() -> None:
+    client = dispatcher("a", grant=1)
+    for number in range(5):
+        client.submit(Pending(number, 1e9, priority=Priority.PREFETCH))
+    sent(client)
+    client.submit(Pending(9, 1e9, priority=Priority.BLOCKING))
+    client.answered("a", 0)
+
+    assert sent(client) == [("a", 9)]
+
+
+def test_s9_second_sendings_stay_within_a_tenth_when_every_replica_dies_at_once() -> None:
+    """Total outage: replicas come, take what they are sent, and die."""
+    client: Dispatcher[str] = Dispatcher(max_attempts=10**6)
+    first, again = 0, 0
+    for number in range(2000):
+        client.submit(pending(number))
+    for _ in range(1000):
+        client.open("a", grant=8)
+        for _, one in client.assign(0.0):
+            first += one.attempt == 1
+            again += one.attempt > 1
+        client.lost("a")
+
+    assert first == 2000
+    assert again <= RETRY_RESERVE + RETRY_SHARE * first
+
+
+def test_second_sendings_go_on_slowly_when_nothing_new_is_asked() -> None:
+    client: Dispatcher[str] = Dispatcher(max_attempts=10**6)
+    client.submit(pending(1))
+    sendings = 0
+    for second in range(200):
+        client.open("a", grant=8)
+        sendings += len(client.assign(float(second)))
+        client.lost("a")
+
+    assert sendings == 200
+
+
+def break_on(client: Dispatcher[str], link: str, *, now: float) -> None:
+    for number in range(1000, 1000 + BREAKER_FAILURES):
+        client._links[link].inflight[number] = pending(number)
+        client.answered(link, number, broke=True, now=now)
+
+
+def test_a_replica_that_breaks_again_and_again_is_passed_over_and_tried_with_one() -> None:
+    client = dispatcher("bad", "good", grant=4)
+    break_on(client, "bad", now=10.0)
+    for number in range(8):
+        client.submit(pending(number))
+
+    assert {link for link, _ in client.assign(10.0)} == {"good"}  # the others wait for it
+    later = client.assign(10.0 + BREAKER_SECONDS)
+    assert [link for link, _ in later] == ["bad"]
+    client.answered("bad", later[0][1].request, now=13.0)
+    assert [link for link, _ in client.assign(13.0)] == ["bad"] * 3
+
+
+def test_the_only_replica_is_asked_although_it_breaks() -> None:
+    client = dispatcher("bad")
+    break_on(client, "bad", now=10.0)
+    client.submit(pending(1))
+
+    assert [link for link, _ in client.assign(10.0)] == ["bad"]

@@ -44,6 +44,6 @@ def test_neighbouring_windows_share_one_byte_and_no_byte_is_left_out() -> None:
 
 def test_a_python_without_sources_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.py").write_text('"""All there is."""')
-    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", {"stdlib": str(tmp_path)}.__getitem__)
     with pytest.raises(ConfigError, match="only 13 bytes of docstrings"):
         docstrings.load()

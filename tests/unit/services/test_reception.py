@@ -7,9 +7,20 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from services.reception import MAX_VIOLATIONS, ClientId, Reception
+from services.reception import KEPT_SECONDS, MAX_VIOLATIONS, ClientId, Reception
 from services.scheduler import Ticket
-from services.wire.frames import Buffer, ErrorBody, Header, Kind, Message, decode_body, encode_body, pack, unpack
+from services.wire.frames import (
+    Buffer,
+    ErrorBody,
+    Header,
+    Kind,
+    Message,
+    Priority,
+    decode_body,
+    encode_body,
+    pack,
+    unpack,
+)
 from tests.builders.echo import Echo, EchoArgs, EchoReply
 
 WEST, EAST = b"route-west", b"route-east"
@@ -253,6 +264,145 @@ def test_answers_for_a_client_that_is_gone_are_dropped(desk: Desk) -> None:
     desk.finish(running)
 
     assert not desk.heard(WEST)
+
+
+def test_an_answer_is_kept_for_a_client_that_was_lost_so_that_its_effect_is_once(desk: Desk) -> None:
+    """S5: the connection broke before the answer came, and the replica had noticed."""
+    desk.hello(WEST)
+    desk.request(WEST, 1, "a")
+    running = desk.begin()
+    desk.reception.unreachable(WEST, now=desk.now)
+    desk.finish(running)
+    desk.now = KEPT_SECONDS / 2
+    desk.hello(EAST)
+
+    (reply,) = desk.request(EAST, 1, "a")
+    assert decode_body(reply.body, as_type=EchoReply).text == "a"
+    assert desk.computed == ["a"]
+
+
+def test_what_runs_for_a_client_that_was_lost_is_joined_when_it_comes_back(desk: Desk) -> None:
+    desk.hello(WEST)
+    desk.request(WEST, 1, "a")
+    running = desk.begin()
+    desk.reception.unreachable(WEST, now=desk.now)
+    desk.hello(EAST)
+    assert not desk.request(EAST, 1, "a")
+    desk.finish(running)
+
+    assert len(desk.heard(EAST)) == 1
+    assert desk.computed == ["a"]
+
+
+def test_what_was_kept_for_a_lost_client_is_dropped_in_the_end(desk: Desk) -> None:
+    desk.hello(WEST)
+    desk.request(WEST, 1, "a")
+    running = desk.begin()
+    desk.reception.unreachable(WEST, now=desk.now)
+    desk.finish(running)
+    desk.reception.probe(KEPT_SECONDS + 1)
+    desk.hello(EAST)
+
+    assert not desk.request(EAST, 1, "a")  # computed again
+
+
+def test_a_greeting_that_was_overtaken_by_a_later_connection_does_not_take_its_place(desk: Desk) -> None:
+    """Messages of two connections may arrive in any order; the later connection is the one its client listens to."""
+    greeting = Header(kind=Kind.HELLO, identity="rank-0", incarnation=1, service="echo")
+    desk.say(EAST, pack(msgspec.structs.replace(greeting, attempt=2)))
+    (answer,) = desk.say(WEST, pack(msgspec.structs.replace(greeting, attempt=1)))
+    assert answer.header.kind is Kind.GOAWAY
+
+    desk.request(EAST, 1, "a")
+    desk.finish(desk.begin())
+    assert [message.header.kind for message in desk.heard(EAST)] == [Kind.REPLY]
+
+
+def test_report_20_a_restarted_client_is_served_and_never_gets_its_predecessors_answer(desk: Desk) -> None:
+    """https://github.com/zeromq/libzmq/issues/2892: a client restarts with the same identity while the ROUTER is busy,
+    and its messages never arrive. Here the name of a connection is ZeroMQ's own; identity and incarnation are ours."""
+    desk.hello(WEST, "rank-0", incarnation=1)
+    desk.request(WEST, 1, "old")
+    running = desk.begin()
+    desk.hello(EAST, "rank-0", incarnation=2)
+    desk.request(EAST, 1, "new")
+    desk.finish(running)
+    assert not desk.heard(EAST)
+    desk.finish(desk.begin())
+
+    (reply,) = desk.heard(EAST)
+    assert decode_body(reply.body, as_type=EchoReply).text == "new"
+    assert [message.header.kind for message in desk.heard(WEST)] == [Kind.ERROR]
+
+
+def test_report_23_a_client_that_cancels_just_as_work_starts_leaks_no_slot(desk: Desk) -> None:
+    """https://github.com/ray-project/ray/issues/44644: the slot is never freed, and the replica is stuck at its limit.
+    Here each moment of cancelling, a thousand times over with two slots."""
+    desk.hello(WEST)
+    for number in range(1, 3000, 3):
+        for offset, moment in enumerate(("queued", "running", "answered")):
+            request = number + offset
+            assert not desk.request(WEST, request, moment)
+            if moment == "queued":
+                desk.say(WEST, pack(Header(kind=Kind.CANCEL, request=request)))
+                assert not desk.begin()
+                continue
+            running = desk.begin()
+            if moment == "answered":
+                desk.finish(running)
+            cancelled = desk.say(WEST, pack(Header(kind=Kind.CANCEL, request=request)))
+            if moment == "running":
+                assert not cancelled
+                desk.finish(running)
+                assert len(desk.heard(WEST)) == 1
+        assert desk.reception.stats().queued_bytes == 0
+    assert desk.reception.stats().violations == 0
+
+
+def test_a_request_larger_than_all_grants_together_is_refused_with_what_would_help() -> None:
+    methods = {method.name: method for method in Echo.methods}
+    sizes = {"grant_bytes": 100, "budget_bytes": 1000}
+    desk = Desk(Reception(methods, service="echo", incarnation=7, grant=2, max_batch=2, **sizes))
+    (welcome,) = desk.hello(WEST)
+    assert welcome.header.credit_bytes == 100
+    assert not desk.request(WEST, 1, "x" * 900)
+    desk.finish(desk.begin())
+    desk.heard(WEST)
+
+    (message,) = desk.request(WEST, 2, "x" * 1100)
+    refusal = decode_body(message.body, as_type=ErrorBody)
+    assert refusal.code == "refused"
+    assert "this replica has 1000 for all clients together" in refusal.message
+    assert desk.reception.stats().queued_bytes == 0
+
+
+def test_no_more_clients_are_admitted_than_their_grants_fit_the_budget() -> None:
+    sizes = {"grant_bytes": 100, "budget_bytes": 250}
+    desk = Desk(Reception({}, service="echo", incarnation=7, grant=2, max_batch=2, **sizes))
+    routes = [b"1", b"2", b"3"]
+    kinds = [desk.hello(route, f"rank-{number}")[0].header.kind for number, route in enumerate(routes)]
+
+    assert kinds == [Kind.WELCOME, Kind.WELCOME, Kind.ERROR]
+
+
+def test_the_statistics_tell_classes_ranks_and_credit(desk: Desk) -> None:
+    desk.hello(WEST, "rank-0")
+    body = encode_body(EchoArgs(text="x"))
+    for number, priority in ((1, Priority.BLOCKING), (2, Priority.EVALUATION)):
+        header = Header(kind=Kind.REQUEST, request=number, method="echo", deadline_ms=1000, priority=priority)
+        desk.say(WEST, pack(header, body))
+    stats = desk.reception.stats()
+    assert stats.by_rank["rank-0"].outstanding == 2
+    assert stats.by_rank["rank-0"].outstanding_bytes == stats.queued_bytes == 2 * len(body)
+    assert {name: one.queued for name, one in stats.by_priority.items()} == {"blocking": 1, "evaluation": 1}
+
+    running = desk.begin()
+    desk.now = 0.5
+    desk.finish(running)
+    stats = desk.reception.stats()
+    assert stats.by_priority["evaluation"].p99_ms == pytest.approx(500)
+    assert stats.by_rank["rank-0"].requests == 2
+    assert (stats.clients, stats.grant) == (1, 2)
 
 
 def test_more_clients_than_the_limit_are_refused() -> None:

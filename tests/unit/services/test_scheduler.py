@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler import GrantExceeded, Scheduler, Ticket
+from services.scheduler import AGING_SECONDS, GrantExceeded, Scheduler, Ticket
+from services.wire.frames import Priority
 
 
 def ticket(client: str, request: int, *, cost: int = 1, key: str = "", expires: float = 1e9) -> Ticket[str]:
@@ -165,6 +166,128 @@ def test_a_client_that_comes_back_starts_with_an_empty_queue() -> None:
     assert [one.request for one in queues.join("a")] == [1]
     assert queues.outstanding("a") == 0
     assert queues.next_batch(0) is None
+
+
+def urgent(
+    client: str, request: int, priority: Priority, *, arrived: float = 0.0, cost: int = 1, size: int = 0
+) -> Ticket[str]:
+    return Ticket(
+        client=client,
+        request=request,
+        method="m",
+        batch_key="",
+        cost=cost,
+        expires=1e9,
+        arrived=arrived,
+        priority=priority,
+        size=size,
+    )
+
+
+def test_a_grant_counts_bytes_beyond_the_first_request() -> None:
+    queues: Scheduler[str] = Scheduler(grant=8, max_batch=4, grant_bytes=100)
+    queues.join("a")
+    queues.offer(urgent("a", 1, Priority.BLOCKING, size=1000))
+    with pytest.raises(GrantExceeded, match="100 bytes"):
+        queues.offer(urgent("a", 2, Priority.BLOCKING, size=1))
+    assert queues.outstanding_bytes("a") == 1000
+    queues.settle("a", 1)
+    for number, size in ((3, 60), (4, 40)):
+        queues.offer(urgent("a", number, Priority.BLOCKING, size=size))
+    with pytest.raises(GrantExceeded):
+        queues.offer(urgent("a", 5, Priority.BLOCKING, size=1))
+
+
+def test_what_a_step_waits_for_goes_before_everything_else_of_any_client() -> None:
+    queues = scheduler("a", "b", grant=100, max_batch=1)
+    for number, priority in enumerate(reversed(Priority)):
+        queues.offer(urgent("a", number, priority))
+        queues.offer(urgent("b", number, priority))
+
+    assert [take(queues)[0][1] for _ in range(8)] == [3, 3, 2, 2, 1, 1, 0, 0]
+
+
+def test_lower_classes_use_what_a_batch_has_left() -> None:
+    queues = scheduler("a", "b", max_batch=3)
+    queues.offer(urgent("a", 1, Priority.BACKGROUND))
+    queues.offer(urgent("b", 1, Priority.BLOCKING))
+
+    assert take(queues) == [("b", 1), ("a", 1)]
+
+
+def test_a_flood_of_blocking_requests_delays_the_others_and_does_not_starve_them() -> None:
+    """Each waits at most `AGING_SECONDS` for each class above it, and its turn then."""
+    queues = scheduler("flood", "low", grant=10_000, max_batch=1)
+    for number, priority in enumerate((Priority.PREFETCH, Priority.EVALUATION, Priority.BACKGROUND)):
+        queues.offer(urgent("low", number, priority))
+    served: dict[int, float] = {}
+    for step in range(1000):
+        now = step * 0.01
+        queues.offer(urgent("flood", step, Priority.BLOCKING, arrived=now))
+        for client, request in take(queues, now):
+            if client == "low":
+                served[request] = now
+
+    for number in range(3):
+        assert (number + 1) * AGING_SECONDS <= served[number] <= (number + 1) * AGING_SECONDS + 0.05
+
+
+def test_a_queue_that_rose_takes_turns_and_no_more_than_turns() -> None:
+    queues = scheduler("flood", "low", grant=10_000, max_batch=1)
+    for number in range(1000):
+        queues.offer(urgent("low", number, Priority.PREFETCH))
+        queues.offer(urgent("flood", number, Priority.BLOCKING))
+    served = [take(queues, now=100.0)[0][0] for _ in range(100)]
+
+    assert 45 <= served.count("flood") <= 55
+
+
+def test_ranks_of_a_lower_class_get_equal_cost_beside_a_flood_above() -> None:
+    """S4: within one quantum and one batch."""
+    queues = scheduler("flood", "large", "small", grant=10_000, max_batch=4)
+    cost = {"large": 4, "small": 1}
+    for number in range(1000):
+        for client in cost:
+            queues.offer(urgent(client, number, Priority.EVALUATION, cost=cost[client]))
+    got = dict.fromkeys(cost, 0)
+    for step in range(800):
+        if step % 2:
+            queues.offer(urgent("flood", step, Priority.BLOCKING, cost=4))
+        for client, _ in take(queues):
+            if client != "flood":
+                got[client] += cost[client]
+
+    assert abs(got["large"] - got["small"]) <= 4 + 4
+
+
+def test_requests_that_nobody_is_blocked_by_wait_for_company() -> None:
+    queues: Scheduler[str] = Scheduler(grant=100, max_batch=4, max_delay_seconds=0.1)
+    queues.join("a")
+    queues.offer(urgent("a", 1, Priority.PREFETCH, arrived=10.0))
+    assert queues.next_batch(10.0) is None
+    assert queues.ready_at() == pytest.approx(10.1)
+    assert take(queues, 10.11) == [("a", 1)]
+
+    for number in range(2, 6):
+        queues.offer(urgent("a", number, Priority.PREFETCH, arrived=20.0))
+    assert len(take(queues, 20.0)) == 4  # a full batch waits for nobody
+
+    queues.offer(urgent("a", 6, Priority.PREFETCH, arrived=30.0))
+    queues.offer(urgent("a", 7, Priority.BLOCKING, arrived=30.0))
+    assert take(queues, 30.0) == [("a", 7), ("a", 6)]
+    assert queues.ready_at() == float("inf")
+
+
+def test_requests_that_are_cancelled_over_and_over_leave_nothing_behind() -> None:
+    queues = scheduler("busy", "fickle", grant=100_000, max_batch=1)
+    for number in range(5000):
+        queues.offer(urgent("fickle", number, Priority.BACKGROUND, arrived=float(number)))
+        assert queues.cancel("fickle", number) is not None
+        queues.settle("fickle", number)
+        queues.offer(urgent("busy", number, Priority.BLOCKING, arrived=float(number)))
+        take(queues, float(number))
+
+    assert sum(len(heap) for heap in queues._heaps) + len(queues._risings) < 1000
 
 
 @settings(deadline=None)

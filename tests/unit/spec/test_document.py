@@ -186,7 +186,7 @@ def test_each_kind_of_model_has_its_own_keys_and_an_unknown_kind_is_named() -> N
     assert unknown.hint == 'did you mean "lm"?'
     foreign = only(LOCAL.replace("recipe: digits", "recipe: docstrings, model: {contxt: 3}"))
     assert (foreign.message, foreign.hint) == ('unknown key "contxt" in train.model', 'did you mean "context"?')
-    assert foreign.as_dict()["help"].startswith("context: Bytes that the model sees at once.")
+    assert "  help: context: Bytes that the model sees at once." in str(foreign)
 
 
 def test_problems_are_data_for_json_output() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spec.errors import DataError
 from spec.shard_bytes import HEADER_BYTES, INDEX_ENTRY_BYTES
 from spec.shards import (
+    Feature,
     Manifest,
     Sample,
     Shape,
@@ -221,3 +222,52 @@ def test_only_absolute_file_uris_are_taken(uri: str) -> None:
 def test_a_uri_with_escapes_names_the_real_path(tmp_path: Path) -> None:
     path = tmp_path / "a folder" / "manifest.json"
     assert path_of(path.as_uri()) == path
+
+
+def test_a_raw_manifest_has_the_bytes_and_the_digest_that_it_had_before_there_were_encoded_images(
+    tmp_path: Path,
+) -> None:
+    manifest = open_manifest(a_dataset(tmp_path))
+    written = json.loads(manifest.write_json())
+    assert not {"format", "index", "features"} & set(written)
+    assert manifest.digest == "900d4b24534b1cd9026848f9c89b436038d3e39a1ffa7143e8fa3087a9fd54d7"
+    assert (manifest.format, manifest.index, manifest.features) == ("raw", None, [])
+
+
+def tar_manifest(**more: object) -> Manifest:
+    """Of three samples in two shards."""
+    shards = [a_file("a.tar", samples=2), a_file("b.tar", samples=1)]
+    fields: dict[str, object] = {
+        "name": "tiny", "source": "made up", "recipe": "by hand", "image_height": 2, "image_width": 3,
+        "image_channels": 3, "labels": [], "splits": Splits(train=shards, test=[]), "format": "tar",
+        "index": a_file("index", samples=3), **more,
+    }  # fmt: skip
+    return Manifest.model_validate(fields)
+
+
+def a_file(path: str, *, samples: int, size: int = 1) -> Shard:
+    return Shard(path=path, samples=samples, bytes=size, sha256="0" * 64)
+
+
+def test_encoded_images_have_an_index_of_all_samples() -> None:
+    tar_manifest()
+    for more in ({"index": None}, {"format": "raw"}, {"index": a_file("index", samples=4)}):
+        with pytest.raises(ValueError, match="index"):
+            tar_manifest(**more)
+
+
+def test_report_17_a_dataset_with_a_hole_in_its_embeddings_cannot_be_opened() -> None:
+    """https://github.com/bghira/SimpleTuner/issues/859: training dies later on a missing entry of the cache. A manifest
+    whose values are not one for each sample is refused before anything starts."""
+
+    def features(*files: Shard) -> list[Feature]:
+        return [Feature(name="caption_embedding", of="caption", encoder="x", shape=[5], files=list(files))]
+
+    tar_manifest(features=features(a_file("a.f32", samples=2, size=40), a_file("b.f32", samples=1, size=20)))
+    for files in (
+        [a_file("a.f32", samples=2, size=40)],
+        [a_file("a.f32", samples=1, size=20), a_file("b.f32", samples=1, size=20)],
+        [a_file("a.f32", samples=2, size=20), a_file("b.f32", samples=1, size=20)],
+    ):
+        with pytest.raises(ValueError, match="not one value for each sample"):
+            tar_manifest(features=features(*files))

@@ -14,7 +14,7 @@ import pytest
 
 from spec.errors import DataError
 from storage import Bucket
-from storage.sources import Damage, Raw, read_source
+from storage.sources import Damage, Raw, is_read, list_source, read_source
 from tests.builders.object_store import ObjectServer, environment_of
 
 IMAGES = {f"{n:03d}": b"image %d" % n for n in range(6)}
@@ -128,3 +128,19 @@ def test_a_source_of_no_known_kind_is_refused(tmp_path: Path, files: list[str], 
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(DataError, match=said):
         read(tmp_path.as_uri())
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_files_can_be_passed_over(tmp_path: Path, kind: str) -> None:
+    make(tmp_path, kind)
+    whole, _ = read(tmp_path.as_uri())
+    asked: list[str] = []
+
+    def enter(key: str) -> bool:
+        asked.append(key)
+        return key >= asked[len(asked) // 2] and len(asked) > 1
+
+    found = list(read_source(tmp_path.as_uri(), told=lambda damage: None, enter=enter))
+    assert asked == [entry.key for entry in list_source(tmp_path.as_uri()) if is_read(entry.key)]
+    assert 0 < len(found) < len(whole)
+    assert found == whole[-len(found) :]

@@ -195,13 +195,26 @@ def test_an_empty_folder_still_makes_a_page_and_no_folder_is_an_error(tmp_path: 
 
 def test_nothing_that_a_run_says_becomes_markup(tmp_path: Path) -> None:
     run = write_synthetic_run(tmp_path, rounds=2)
-    keep = {"status", "verdict", "mode", "level", "path", "real_path", "origin", "backend", "kind", "memory", "shm"}
+    keep = {
+        "status",
+        "verdict",
+        "mode",
+        "level",
+        "path",
+        "real_path",
+        "origin",
+        "backend",
+        "kind",
+        "memory",
+        "shm",
+        "queue_bytes",
+    }
 
     def poison(value: object, *, key: str = "") -> object:
         if isinstance(value, dict) and key in ("train", "config", "timeouts", "retry"):
             return value
         if isinstance(value, dict):
-            names = key in ("queued_by_rank", "versions", "services")
+            names = key in ("queued_by_rank", "by_rank", "by_priority", "versions", "services")
             return {f"{name}{HOSTILE}" if names else name: poison(one, key=name) for name, one in value.items()}
         if isinstance(value, list):
             return [poison(one, key="" if isinstance(one, dict) else key) for one in value]

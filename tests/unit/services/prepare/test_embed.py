@@ -91,7 +91,7 @@ def test_one_bad_caption_does_not_make_all_others_slow() -> None:
     embedder = double.embedder()
     found = [one for start in range(0, 640, 64) for one in embedder.embed(captions[start : start + 64])]
     assert [number for number, one in enumerate(found) if isinstance(one, str)] == [77]
-    assert len(double.asked) < 60
+    assert len(double.asked) < 80
     assert not embedder.failing
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from services.prepare.service import PrepareService, prepare_by
 from services.registry import CLASSES, load_class
 from services.server import Server
 from services.service import ServiceContext
-from services.wire.messages import PrepareArgs
+from services.wire.messages import PrepareArgs, PrepareReply
 from spec.errors import RefusedError
 from spec.preparation import PrepareReport
 from spec.services import Directory, Replica
@@ -27,8 +28,19 @@ def replica(folder: Path) -> PrepareService:
     return PrepareService(ServiceContext("prepare", "preparer", cache_dir=folder, manifest="", max_batch=1))
 
 
-def args(source: str, folder: Path, **more: object) -> PrepareArgs:
-    return PrepareArgs(source=source, manifest=(folder / "made" / "manifest.json").as_uri(), seconds=0, **more)
+@contextmanager
+def asking(folder: Path, *, incarnation: int) -> Generator[ServiceClient]:
+    """A client of a replica that listens."""
+    path = folder / "directory.json"
+    with Server(replica(folder / "cache"), queue_depth=2, incarnation=incarnation) as server:
+        one = Replica(service="preparer", kind="prepare", index=0, endpoint=server.endpoint, incarnation=incarnation)
+        write_directory(path, directory=Directory(epoch=incarnation, replicas=[one]))
+        with closing(ServiceClient(path, service="preparer", identity=f"test-{incarnation}")) as client:
+            yield client
+
+
+def args(source: str, folder: Path, *, rules: str = "{}") -> PrepareArgs:
+    return PrepareArgs(source=source, manifest=(folder / "made" / "manifest.json").as_uri(), rules=rules, seconds=0)
 
 
 def test_replicas_in_turn_make_the_dataset_that_one_process_makes(
@@ -39,19 +51,11 @@ def test_replicas_in_turn_make_the_dataset_that_one_process_makes(
     source = image_folder(tmp_path / "source", count=30)
     wanted = args(source, tmp_path)
     goes: list[PrepareReport] = []
-    path = tmp_path / "directory.json"
-    for incarnation in (1, 2):
-        with Server(replica(tmp_path / "cache"), queue_depth=2, incarnation=incarnation) as server:
-            one = Replica(
-                service="preparer", kind="prepare", index=0, endpoint=server.endpoint, incarnation=incarnation
-            )
-            write_directory(path, directory=Directory(epoch=incarnation, replicas=[one]))
-            with closing(ServiceClient(path, service="preparer", identity=f"test-{incarnation}")) as client:
-                if incarnation == 1:
-                    report = client.call("advance", wanted, reply=_reply(), deadline_seconds=60).body.report
-                    assert not PrepareReport.read_json(report).done
-                else:
-                    last = prepare_by(client, wanted, told=goes.append)
+    with asking(tmp_path, incarnation=1) as client:
+        first = client.call("advance", wanted, reply=PrepareReply, deadline_seconds=60)
+        assert not PrepareReport.read_json(first.body.report).done
+    with asking(tmp_path, incarnation=2) as client:
+        last = prepare_by(client, wanted, told=goes.append)
     assert [one.found for one in goes] == [16, 24, 32]
     assert last.done
     uri = (tmp_path / "alone" / "manifest.json").as_uri()
@@ -70,7 +74,3 @@ def test_bad_rules_are_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
 
 def test_the_kind_is_registered() -> None:
     assert load_class(CLASSES["prepare"]) is PrepareService
-
-
-def _reply() -> type:
-    return PrepareService.methods[0].reply

@@ -18,9 +18,11 @@ from spec.errors import ConfigError, DataError
 from spec.shards import Sample, Shape, open_manifest, path_of
 from spec.train import LanguageModelConfig, ModelConfig
 from training.data.loader import Loader, LocalBatch
+from training.data.plan import Refs
 
 MODEL = ModelConfig(image_size=4, channels=1)
 ARRAYS = ("images", "text", "labels", "noise", "time", "drop")
+REFS = ("source", "sample", "epoch")
 SECONDS = 30.0
 DESCRIPTORS = Path("/proc/self/fd")
 
@@ -42,8 +44,8 @@ def assert_same(got: Sequence[LocalBatch], want: Sequence[LocalBatch]) -> None:
     assert len(got) == len(want)
     for one, other in zip(got, want, strict=True):
         assert (one.position, one.ids, one.captions) == (other.position, other.ids, other.captions)
-        for name in ARRAYS:
-            left, right = getattr(one, name), getattr(other, name)
+        pairs = [(getattr(one, name), getattr(other, name)) for name in ARRAYS]
+        for left, right in [*pairs, *((getattr(one.refs, name), getattr(other.refs, name)) for name in REFS)]:
             assert left.dtype == right.dtype
             assert left.shape == right.shape
             assert left.tobytes() == right.tobytes()
@@ -56,6 +58,7 @@ def joined(parts: Sequence[LocalBatch]) -> LocalBatch:
         position=parts[0].position,
         captions=[caption for part in parts for caption in part.captions],
         ids=[number for part in parts for number in part.ids],
+        refs=Refs(*(np.concatenate([getattr(part.refs, name) for part in parts]) for name in REFS)),
         **arrays,
     )
 

@@ -8,26 +8,23 @@ import sys
 import numpy as np
 from numpy.random import Generator, Philox
 
-from spec.shards import open_manifest, path_of
-from training.data.reader import shard_files
-from training.data.worker import Preparer, Work
+from spec.train import ModelConfig
+from training.data.plan import Refs
+from training.data.tickets import Ticket, as_records
+from training.data.work import Delivery, Order, plan_work
+from training.data.worker import Preparer
 
 
-def a_work(dataset: str) -> Work:
-    manifest = open_manifest(dataset)
-    shards = [(one.path, one.samples, one.bytes, one.sha256) for one in manifest.splits.train]
-    return Work(
-        shards=shard_files(path_of(dataset).parent, shards),
-        shape=manifest.shape,
-        manifest_digest=manifest.digest,
-        seed=0,
-        learner="east",
-        batch=4,
-        first=0,
-        count=4,
-        condition_dropout=0.5,
-        time_distribution="uniform",
-    )
+def a_preparer(dataset: str) -> Preparer:
+    model = ModelConfig(image_size=4, channels=1, condition_dropout=0.5)
+    order = Order([dataset], seed=0, learner="east", batch=4)
+    return Preparer(plan_work(order, delivery=Delivery(model), world_size=1, cache=None).work)
+
+
+def ticket(position: int) -> Ticket:
+    """Four samples."""
+    one = np.zeros(4, dtype=np.int64)
+    return Ticket(position, position, 0, as_records(Refs(one, np.arange(4) + position % 100, one)))
 
 
 def test_the_forkserver_loads_no_torch_and_no_pydantic() -> None:
@@ -38,9 +35,9 @@ def test_the_forkserver_loads_no_torch_and_no_pydantic() -> None:
 
 def test_each_position_has_a_stream_of_its_own_that_numpy_alone_can_reproduce(dataset: str) -> None:
     """Guards the trick of setting the counter of one generator: it must equal a new generator for each position."""
-    preparer = Preparer(a_work(dataset))
-    batch = preparer.prepare(1000)
-    key = preparer._philox.state["state"]["key"]
+    preparer = a_preparer(dataset)
+    batch = preparer.prepare(ticket(1000)).batch(1000)
+    key = preparer._positions._philox.state["state"]["key"]
     for row in range(4):
         fresh = Generator(Philox(key=key, counter=[0, 0, 1000 + row, 0]))
         assert batch.time[row] == fresh.random(dtype=np.float32)
@@ -49,9 +46,9 @@ def test_each_position_has_a_stream_of_its_own_that_numpy_alone_can_reproduce(da
 
 
 def test_preparing_again_gives_the_same_whatever_was_prepared_before(dataset: str) -> None:
-    preparer = Preparer(a_work(dataset))
-    first = preparer.prepare(40)
-    preparer.prepare(7)
-    again = preparer.prepare(40)
+    preparer = a_preparer(dataset)
+    first = preparer.prepare(ticket(40)).batch(40)
+    preparer.prepare(ticket(7))
+    again = preparer.prepare(ticket(40)).batch(40)
     assert first.noise.tobytes() == again.noise.tobytes()
     assert first.time.tobytes() == again.time.tobytes()

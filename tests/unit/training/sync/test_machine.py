@@ -218,6 +218,14 @@ def test_a_displacement_far_longer_than_usual_is_invalid_once_there_is_a_usual()
     assert isinstance(shell.send("east", 4, norm=5.0), Wait)
 
 
+def test_displacements_that_grow_while_the_learning_rate_warms_up_are_no_mistake() -> None:
+    shell = started()
+    for seq in range(1, 7):
+        for learner in ("east", "west"):
+            assert isinstance(shell.send(learner, seq, norm=4.0**seq), Wait)
+        shell.merge()
+
+
 def test_a_sequence_that_was_merged_under_another_generation_is_invalid() -> None:
     shell = started()
     shell.send("east", 1)
