@@ -158,7 +158,7 @@ class Exchange:
         """Rank 0 has the verdict."""
         room = self._rooms[fragment]
         if room.sending is not None and room.sending.done():
-            room.sending.result()
+            room.sending.result(timeout=0)
         return room.verdict is not None and room.verdict.done()
 
     def take(self, fragment: int, *, state: FragmentState) -> None:
@@ -176,7 +176,7 @@ class Exchange:
         taking = self._rooms[fragment].taking
         if taking is None or not taking.done():
             return False
-        taking.result()
+        taking.result(timeout=0)
         return True
 
     def result(self, fragment: int) -> Staged:

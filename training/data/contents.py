@@ -1,0 +1,137 @@
+"""The samples of a source by number, each written where it is wanted, whatever the dataset's format.
+
+Two formats: `raw`, pixels (or text) of one size as they lie there, and `tar`, encoded images of any size that are
+cropped to the wanted one. What cannot be used although it was read raises `Unusable` with a word for programs; what
+cannot be read, or is wrong with the dataset as a whole, is a DataError. A raw dataset is verified whole when it is
+opened, so damage in it is always an error. numpy and Pillow only: loader workers import this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.shard_bytes import Shape
+from storage.images import ImageProblem, decode_into
+from storage.index import open_index
+from storage.tar_shards import DamagedError, TarShards
+from training.data.plan import Source
+from training.data.reader import ShardFile, SplitReader
+
+
+class Unusable(Exception):  # noqa: N818 - a property of the data, not a failure of ours
+    """A sample that another has to take the place of."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Look(NamedTuple):
+    """Which part of an image is shown, and how; the middle as it is, if nothing is said."""
+
+    across: float = 0.5
+    down: float = 0.5
+    mirrored: bool = False
+
+
+class Known(NamedTuple):
+    """What is known of a sample besides its pixels."""
+
+    id: int
+    label: int
+    caption: str
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """One split of one dataset on this machine. Travels to the worker, so plain values only."""
+
+    where: str
+    """URI of the manifest, for messages."""
+    digest: str
+    """Of the manifest."""
+    order: str
+    """What the plan knows it by: the same, unless there are several buckets."""
+    samples: int
+    shards: tuple[ShardFile, ...]
+    """Of the split; of a tar dataset, all."""
+    shape: Shape
+    index: str = ""
+    """Path of the index of a tar dataset."""
+    index_samples: int = 0
+    first_row: int = 0
+    """Where in the index the split begins."""
+    buckets: str = ""
+    """Path of the table that gives each sample its bucket, one byte each."""
+
+    def source(self) -> Source:
+        """As the plan sees it."""
+        table = np.memmap(self.buckets, dtype=np.uint8, mode="r", shape=(self.samples,)) if self.buckets else None
+        return Source(self.order, self.samples, table)
+
+
+class Contents(Protocol):
+    """Random access to a source's samples."""
+
+    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
+        """Write sample number `sample` into `out` [height, width, channels]."""
+        ...
+
+    def close(self) -> None:
+        """Close all files."""
+        ...
+
+
+def open_contents(files: SourceFiles) -> Contents:
+    """Of either format."""
+    return TarContents(files) if files.index else RawContents(files)
+
+
+class RawContents:
+    """Pixels or text of one size, as they are: `look` is not asked."""
+
+    def __init__(self, files: SourceFiles) -> None:
+        self._reader = SplitReader(files.shards, shape=files.shape)
+
+    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
+        found = self._reader[sample]
+        out[...] = np.frombuffer(found.pixels, dtype=np.uint8).reshape(out.shape)
+        return Known(found.id, found.label, found.caption)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class TarContents:
+    """Encoded images, cropped to the shape of `out`. A sample's id is its row in the index."""
+
+    def __init__(self, files: SourceFiles) -> None:
+        self._first = files.first_row
+        self._rows = open_index(Path(files.index), samples=files.index_samples)
+        self._shards = TarShards([Path(shard.path) for shard in files.shards])
+
+    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
+        row = self._first + sample
+        try:
+            image, text = self._shards.read(self._rows[row])
+            decode_into(out, image, across=look.across, down=look.down)
+        except DamagedError as error:
+            raise Unusable("checksum") from error
+        except ImageProblem as problem:
+            raise Unusable(problem.reason) from problem
+        if look.mirrored:
+            out[...] = out[:, ::-1].copy()
+        return Known(row, _label(text), str(text.get("caption") or ""))
+
+    def close(self) -> None:
+        self._shards.close()
+
+
+def _label(text: dict[str, Any]) -> int:
+    label = text.get("label")
+    return label if isinstance(label, int) else 0
