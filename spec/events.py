@@ -118,6 +118,35 @@ class Restored(_Event):
     """Checkpoints that did not verify, each with the reason."""
 
 
+class Trained(_Event):
+    """Which samples the committed steps of an attempt were made of, over all ranks of a learner."""
+
+    kind: Literal["trained"] = "trained"
+    learner: str
+    attempt: int
+    first: int
+    """Position at which the first of these steps began."""
+    last: int
+    """Position that the last of them reached."""
+    samples: int
+    sums: str
+    """Hash of the samples that does not depend on their order (`training.data.account`)."""
+
+
+class Quarantined(_Event):
+    """A sample that cannot be used, and the one that took its place."""
+
+    kind: Literal["quarantined"] = "quarantined"
+    learner: str
+    position: int
+    """In the learner's order."""
+    dataset: int
+    """Number of the source among those of the learner."""
+    sample: int
+    reason: str
+    replacement: int
+
+
 class StepMetrics(_Event):
     """Progress of a learner, by its rank 0."""
 
@@ -404,9 +433,9 @@ class Note(_Event):
 
 
 Event = Annotated[
-    RunStatus | Prepared | Preflight | AttemptStarted | AttemptEnded | Restored | StepMetrics | Validation
-    | CheckpointSaved | Applied | SyncWaiting | SyncMerged | SyncLedger | LearnerFinished | ServiceStats | Samples
-    | Score | Recovery | Note,
+    RunStatus | Prepared | Preflight | AttemptStarted | AttemptEnded | Restored | Trained | Quarantined | StepMetrics
+    | Validation | CheckpointSaved | Applied | SyncWaiting | SyncMerged | SyncLedger | LearnerFinished | ServiceStats
+    | Samples | Score | Recovery | Note,
     Field(discriminator="kind"),
 ]  # fmt: skip
 

@@ -50,8 +50,12 @@ class ServicePlan(Record):
     queue_bytes: StoredBytes = 0
     """Of one rank at one replica; 0: not counted, as in plans of before."""
     max_delay_ms: int = 0
+    model: str = Field(default="", exclude_if=lambda value: not value)
+    """URI or path of the folder of its weights; empty: what the service ships with."""
     shared_endpoints: list[str] = []
     """Non-empty: the platform's replicas; nothing is started."""
+    answers_to: str = ""
+    """Name that clients call it by; empty: its own. A platform's replicas are services of their own under one name."""
 
 
 class LearnerPlan(Record):

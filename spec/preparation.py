@@ -38,7 +38,17 @@ class PrepareRules(Document):
     shard_bytes: ByteSize = Field(default=parse_bytes("256Mi"), ge=1)
     """A shard is closed when it has so many bytes."""
     embed: Literal["none", "captions"] = "none"
-    """What the encoding service computes ahead."""
+    """What the encoding service computes ahead from texts."""
+    latents: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")
+    """WIDTHxHEIGHT, such as 512x512: each image is brought to this size, and an autoencoder's latents are computed."""
+
+    @property
+    def latent_size(self) -> tuple[int, int] | None:
+        """(width, height)"""
+        if self.latents is None:
+            return None
+        width, _, height = self.latents.partition("x")
+        return int(width), int(height)
 
 
 class PrepareProgress(Record):
@@ -81,8 +91,8 @@ class PrepareReport(Record):
     """Reason to count."""
     examples: dict[str, list[str]] = {}
     """Reason to the first places."""
-    encoder: str = ""
-    """Fingerprint of what computed the embeddings; empty: there are none."""
+    encoders: dict[str, str] = {}
+    """Name of a feature to the fingerprint of what computed it."""
 
 
 class PrepareError(Record):
@@ -155,7 +165,7 @@ class Inspection(Record):
     duplicates: int
     """With the pixels of another one."""
     near_duplicates: int
-    """That look like another one."""
+    """That look like another one, among the first 20,000."""
     captions: int
     caption_characters: Spread
     features: list[FeatureSeen] = []

@@ -6,6 +6,7 @@ and `evaluate` by the first learner, whose driver evaluates the merged model. `l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,8 +23,15 @@ DEFAULT_CPU = 1.0
 DEFAULT_MEMORY = 2**30
 MOST_QUEUE_BYTES = 64 * 2**20
 """Of one rank, unless the file says otherwise."""
+MODEL_KINDS = ("encode", "evaluate")
+"""Those that serve weights which lie in a folder; `sample` is told with each call."""
 SHARED_CLIENTS = 256
 """Ranks for which a shared replica has room at least; who they will be is not known when it starts."""
+
+
+def model_of(service: ServiceConfig, *, bucket: str) -> str:
+    """Where its weights are in the region of that bucket; empty if it ships with them."""
+    return (service.model or "").replace("{bucket}", bucket.rstrip("/"))
 
 
 def queue_budget(memory: int) -> int:
@@ -68,6 +76,7 @@ def _hosts(service: ServiceConfig, placements: Sequence[Placement]) -> Sequence[
 
 
 def _shared(name: str, service: ServiceConfig, *, placement: Placement, result: ServicePlacement) -> ServicePlan | None:
+    result.refusals.extend(_wrong_model(name, service))
     facts = placement.facts
     of_kind = {known: one for known, one in facts.services.items() if one.kind == service.kind}
     found = of_kind.get(name) or (next(iter(of_kind.values())) if len(of_kind) == 1 else None)
@@ -97,7 +106,7 @@ def _private(
     resources = service.resources
     cpu = resources.cpu if resources.cpu is not None else DEFAULT_CPU
     memory = resources.memory if resources.memory is not None else DEFAULT_MEMORY
-    problems = _too_large(name, cpu=cpu, memory=memory, placement=placement)
+    problems = _too_large(name, cpu=cpu, memory=memory, placement=placement) + _wrong_model(name, service)
     clients = 1 + sum(node.ranks for node in placement.nodes)  # the ranks, and the driver that evaluates
     share = queue_share(memory, clients=clients)
     if service.queue_bytes is not None and service.queue_bytes > share:
@@ -105,7 +114,9 @@ def _private(
             f"{clients} clients of {name} with {format_bytes(service.queue_bytes)} each may fill more than half of a"
             f" replica's {format_bytes(memory)}"
         )
-        needed = f"queue_bytes: {share}, or resources.memory of {format_bytes(2 * clients * service.queue_bytes)}"
+        needed = (
+            f"queue_bytes: {share // 1024}Ki, or resources.memory of {format_bytes(2 * clients * service.queue_bytes)}"
+        )
         problems.append(Refusal(("services", name, "queue_bytes"), message, hint=f"at most {needed}"))
     gpu = _gpu_type(name, service, placement=placement, placements=placements, result=result, problems=problems)
     result.refusals.extend(problems)
@@ -115,8 +126,25 @@ def _private(
         name=name, kind=service.kind, replicas=service.replicas, cpu=cpu, memory=memory,
         gpus=parse_gpu(resources.gpu).count if resources.gpu else 0, gpu=gpu, queue_depth=service.queue_depth,
         max_batch=service.max_batch, queue_bytes=service.queue_bytes or min(MOST_QUEUE_BYTES, share),
-        max_delay_ms=service.max_delay_ms,
+        max_delay_ms=service.max_delay_ms, model=model_of(service, bucket=placement.facts.bucket),
     )  # fmt: skip
+
+
+def _wrong_model(name: str, service: ServiceConfig) -> list[Refusal]:
+    path = ("services", name, "model")
+    if service.model is None:
+        return []
+    if service.shared:
+        message = f"service {name} is the platform's, which serves the model of its own stack"
+        return [Refusal(path, message, hint="remove model, or shared: true to start a private one")]
+    if service.kind not in MODEL_KINDS:
+        message = f"service {name} of kind {service.kind} takes no model"
+        return [Refusal(path, message, hint=f"remove it; only {' and '.join(MODEL_KINDS)} have one")]
+    unknown = re.search(r"\{(?!bucket\})[^}]*\}?", service.model)
+    if unknown:
+        message = f"{unknown.group()} is not a placeholder"
+        return [Refusal(path, message, hint="{bucket} is the only one")]
+    return []
 
 
 def _too_large(name: str, *, cpu: float, memory: int, placement: Placement) -> list[Refusal]:

@@ -46,6 +46,10 @@ class ServiceConfig(Document):
     """How long requests that no step waits for may wait for others to be computed with."""
     max_batch: int = Field(default=64, ge=1)
     """Most items computed together."""
+    model: str | None = None
+    """Folder of the weights it serves, for `encode` (a text encoder of transformers, an autoencoder of diffusers) and
+    `evaluate` (a CLIP model, for the CLIP score): a URI, or a path in the replica's image. {bucket} stands for the
+    bucket of the learner's own region. Default: what the service ships with."""
 
 
 class Replica(Record):

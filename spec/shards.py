@@ -54,7 +54,7 @@ class Feature(Record):
     """What an encoder computed for every sample, in the order of the index: train before test."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    of: Literal["caption"]
+    of: Literal["caption", "image"]
     """What was encoded."""
     encoder: str = Field(min_length=1)
     """Fingerprint of the encoder's weights and settings; values of two fingerprints are never mixed."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.client import ServiceClient
+from services.wire.frames import Priority
 from services.wire.messages import EncodeArgs, EncodeReply, SampleArgs, SampleReply, ScoreArgs, ScoreReply, Weights
 from spec import events as ev
 from spec.errors import GkrError
@@ -120,7 +121,8 @@ class Evaluation:
         path = self._options.run_dir / "state" / f"services-{home.name}.json"
         service = _service(home, kind=kind)
         assert service is not None
-        return ServiceClient(path, service=service, identity=f"{home.name}/evaluation")
+        who = f"{home.name}/evaluation"
+        return ServiceClient(path, service=service, identity=who, priority=Priority.EVALUATION)
 
     def _watch(self, sync: SyncClient, *, clients: dict[ServiceKind, ServiceClient]) -> None:
         assert self._plan.train is not None

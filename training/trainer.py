@@ -25,9 +25,12 @@ from spec.train import TrainConfig
 from storage import open_bucket
 from training import parallel
 from training.checkpoint import CheckpointFailure, CheckpointWriter, Loaded, SavedCheckpoint, load_latest
+from training.collectives import all_gather_json
 from training.conditions import Conditions
 from training.context import RuntimeContext
+from training.data.account import Sum, account
 from training.data.loader import Loader, LocalBatch
+from training.data.plan import Refs
 from training.ema import Ema
 from training.event_log import EventLog
 from training.flops import mfu, peak_flops
@@ -108,6 +111,11 @@ class _Trainer:
             attempt=context.attempt,
         )
         self.queue: deque[LocalBatch] = deque()
+        self.trained = Sum()
+        """Samples of this rank since `told_until`."""
+        self.told_until = 0
+        self.refs: Refs | None = None
+        """Of the batch that is being worked on."""
 
     def run(self) -> None:
         self.page.phase("restore")
@@ -150,6 +158,7 @@ class _Trainer:
         )
         state = self.rounds.restore(loaded)
         self.page.restored(step=state.step, position=state.position)
+        self.told_until = state.position
         if self.context.rank == 0:
             self.events.emit(
                 ev.Restored,
@@ -196,8 +205,12 @@ class _Trainer:
                 numbers = f"loss {result.loss}, gradient norm {result.gradient_norm}"
                 raise FloatingPointError(f"{numbers} at step {self.page.step + 1}, position {self.page.position}")
             self.page.committed(samples=self.config.batch)
+            assert self.refs is not None
+            self.trained += account(self.refs)
             self.rounds.committed()
             self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=self.config.batch)
+            if self.rounds.due():
+                self._tell_trained()
             if self.rounds.due() or self.page.step % self.config.log_every == 0:
                 self._flush(rate, loader=loader)
             if self.rounds.settle(result.signals, loss=result.loss):
@@ -216,11 +229,32 @@ class _Trainer:
                     conditions.prefetch(local.captions)
                 self.queue.append(local)
         head = self.queue.popleft()
+        self.refs = head.refs
         embeddings = None
         if conditions is not None:
             with self.meter.standing("encode"):
                 embeddings = conditions.get(head.captions)
         return to_device(head, embeddings=embeddings, device=self.device)
+
+    def _tell_trained(self) -> None:
+        """Say which samples the steps since the last time were made of. All ranks call it at the same step, and before
+        anything from which the learner could be restarted.
+        """
+        if self.page.position == self.told_until:
+            return
+        own = [self.trained.samples, self.trained.text]
+        whole = sum((Sum.parse(*one) for one in all_gather_json(own)), Sum())
+        if self.context.rank == 0:
+            self.events.emit(
+                ev.Trained,
+                learner=self.learner.name,
+                attempt=self.context.attempt,
+                first=self.told_until,
+                last=self.page.position,
+                samples=whole.samples,
+                sums=whole.text,
+            )
+        self.trained, self.told_until = Sum(), self.page.position
 
     def _validate(self) -> None:
         self.page.phase("validate")
@@ -254,6 +288,7 @@ class _Trainer:
         )
 
     def _save(self) -> None:
+        self._tell_trained()
         self.page.phase("checkpoint")
         with self.meter.standing("snapshot"):
             self.writer.save(
@@ -266,8 +301,18 @@ class _Trainer:
             )
 
     def _report(self, loader: Loader) -> None:
-        """Say what happened beside the steps: saved checkpoints, loader workers that were replaced."""
+        """Say what happened beside the steps: saved checkpoints, samples and loader workers that were replaced."""
         self._report_saved(self.writer.poll())
+        for bad in loader.quarantined():
+            self.events.emit(
+                ev.Quarantined,
+                learner=self.learner.name,
+                position=bad.position,
+                dataset=bad.source,
+                sample=bad.sample,
+                reason=bad.reason,
+                replacement=bad.replacement,
+            )
         for death in loader.worker_events():
             self.events.emit(
                 ev.Recovery,
@@ -302,6 +347,7 @@ class _Trainer:
 
     def _finish(self) -> None:
         self.page.phase("finish")
+        self._tell_trained()
         self._report_saved(self.writer.close(timeout_seconds=60))
         if self.context.rank == 0:
             self.rounds.report_end(attempt=self.context.attempt)

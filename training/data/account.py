@@ -30,6 +30,9 @@ class Sum:
     def __add__(self, other: Sum) -> Sum:
         return Sum(self.samples + other.samples, (self.low + other.low) % 2**64, (self.high + other.high) % 2**64)
 
+    def __sub__(self, other: Sum) -> Sum:
+        return Sum(self.samples - other.samples, (self.low - other.low) % 2**64, (self.high - other.high) % 2**64)
+
     @property
     def text(self) -> str:
         """32 hexadecimal digits."""

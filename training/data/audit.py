@@ -1,16 +1,28 @@
-"""Proof that a dataset is whole: every byte of every shard against the manifest, every sample in one place only.
+"""Proof that a dataset is whole, and that a run trained on exactly what its plan says.
 
-Preflight reads one shard of each split (`shards=1`); the full audit reads all. Nothing is repaired here.
+    python -m training.data.audit runs/digits/digits-1 [-o json]     a run, by its events
+    python -m training.data.audit file:///data/digits/manifest.json  a dataset, every byte
+
+A dataset is whole if every byte of every shard is the manifest's and every sample is in one place only. Preflight reads
+one shard of each split (`shards=1`); the full audit reads all. Nothing is repaired here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from spec.errors import DataError
+from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, GkrError, NotFoundError
+from spec.events import read_events
+from spec.plan import Plan
 from spec.shards import Split, open_manifest, read_shard
 from storage.datasets import fetch_shards, local_manifest
+from training.data.proof import Proof, prove
+from training.data.work import Delivery, Order, plan_work
 
 
 @dataclass(frozen=True)
@@ -46,3 +58,61 @@ def audit(manifest_uri: str, *, shards: int | None = None, cache: Path | None = 
                 seen[sample.id] = shard.path
             read, size = read + 1, size + shard.bytes
     return Audit(manifest.digest, read, len(seen), size)
+
+
+def audit_run(folder: Path, *, cache: Path | None = None) -> list[Proof]:
+    """What every learner of a run trained on, against its plan. Needs the run's folder and its datasets."""
+    try:
+        plan = Plan.read_json((folder / "plan.json").read_bytes())
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise NotFoundError(
+            f"this is no run: {error.strerror}", where=str(error.filename), hint="`gkr ps` lists runs; name the folder"
+        ) from None
+    if plan.train is None:
+        raise ConfigError("the run has no `train` section", where=str(folder), hint="only our trainer keeps accounts")
+    events = list(read_events(lines))
+    proofs: list[Proof] = []
+    for learner in plan.learners:
+        order = Order([learner.data_manifest], plan.train.seed, learner.name, plan.train.batch)
+        planned = plan_work(order, delivery=Delivery(plan.train.model), world_size=learner.world_size, cache=cache)
+        proofs.append(prove(events, learner=learner.name, plan=planned.plan, batch=plan.train.batch))
+    return proofs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Audit a run or a dataset; exit code 100 if something does not add up."""
+    parser = argparse.ArgumentParser(prog="python -m training.data.audit", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", help="folder of a run, or URI of a dataset's manifest")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    options = parser.parse_args(arguments)
+    try:
+        if ":" in options.what:
+            found = audit(options.what)
+            text = f"{found.samples} samples in {found.shards} shards, {found.bytes} bytes: whole ({found.digest[:12]})"
+            sys.stdout.write(json.dumps(asdict(found)) + "\n" if options.output == "json" else text + "\n")
+            return EXIT_OK
+        proofs = audit_run(Path(options.what))
+    except GkrError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    if options.output == "json":
+        sys.stdout.write(json.dumps([asdict(one) for one in proofs], indent=2) + "\n")
+    else:
+        sys.stdout.writelines(_lines(proofs))
+    return EXIT_FAILED if any(one.problems for one in proofs) else EXIT_OK
+
+
+def _lines(proofs: Sequence[Proof]) -> list[str]:
+    found: list[str] = []
+    for one in proofs:
+        verdict = "as planned" if not one.problems else f"{len(one.problems)} problems"
+        more = f", {one.again} drawn again in {one.attempts} attempts" if one.again else ""
+        more += f", {one.quarantined} replaced" if one.quarantined else ""
+        found.append(f"{one.learner}: {one.position} positions, {one.samples} samples trained{more}: {verdict}\n")
+        found += [f"  {problem}\n" for problem in one.problems]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -182,7 +182,9 @@ def _with_tables(sources: list[SourceFiles], *, buckets: Sequence[Bucket], folde
     """The sources with the bucket of each sample; buckets too rare for one batch are joined with others."""
     sizes = ",".join(f"{one.width}x{one.height}" for one in buckets)
     made = [
-        _table(one, text=f"{one.digest} {one.first_row} {sizes}", folder=folder, make=lambda one=one: _codes(one, buckets))
+        _table(
+            one, text=f"{one.digest} {one.first_row} {sizes}", folder=folder, make=lambda one=one: _codes(one, buckets)
+        )
         for one in sources
     ]
     counts = sum(np.bincount(_table_of(one), minlength=len(buckets)) for one in made)

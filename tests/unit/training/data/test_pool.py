@@ -30,9 +30,9 @@ import os, signal, sys
 from spec.train import ModelConfig
 from training.data.loader import Loader
 
-def a_loader(workers=2):
+def a_loader(workers=2, batch=16):
     return Loader(
-        sys.argv[1], seed=3, learner="east", start_position=0, batch=16, rank=0, world_size=1, workers=workers,
+        sys.argv[1], seed=3, learner="east", start_position=0, batch=batch, rank=0, world_size=1, workers=workers,
         prefetch=4, model=ModelConfig(image_size=4, channels=1),
     )
 
@@ -149,6 +149,7 @@ def test_the_forkserver_may_be_killed_too(dataset: str) -> None:
 
 
 def test_a_worker_that_hangs_is_named_at_the_deadline_and_can_go_on(dataset: str) -> None:
+    """Report 7 (streaming#617): no wait is without end, and ranks do not wait for each other at all."""
     with a_loader(dataset, workers=1, prefetch=1) as loader:
         take(loader, 1)
         with loader._changed:
@@ -241,6 +242,47 @@ def test_nothing_outlives_a_rank_that_leaves_without_closing(dataset: str, tmp_p
         assert rank.wait(SECONDS) == 0
         assert_all_end(children)
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_a_second_start_finds_nothing_in_its_way(dataset: str, tmp_path: Path, sent: signal.Signals) -> None:
+    """Report 6 (streaming#781): ctrl-C, then a stale name of shared memory. Here batches lie in an arena."""
+    before = set(SHARED_MEMORY.iterdir())
+    body = "loader = a_loader(batch=1024)\ntell(len(loader.next(30).ids), loader._arena.free)\nsys.stdin.read()\n"
+    for _ in range(2):
+        with a_rank(body, dataset=dataset, tmp_path=tmp_path) as rank:
+            assert first_line(rank)[0] == "1024"
+            children = psutil.Process(rank.pid).children(recursive=True)
+            rank.send_signal(sent)
+            assert rank.wait(SECONDS) != 0
+            assert_all_end(children)
+    assert set(SHARED_MEMORY.iterdir()) <= before
+
+
+LOOPS = """
+import asyncio, threading, zmq
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+socket = zmq.Context().socket(zmq.DEALER)
+socket.bind("tcp://127.0.0.1:0")
+loader = a_loader(1, batch=1024)
+loader.next(30)
+tell(*loader.pids)
+sys.stdin.read()
+"""
+
+
+def test_workers_inherit_no_event_loop_and_no_socket(dataset: str, tmp_path: Path) -> None:
+    """Report 15 (gcsfs#379): what the rank uses in threads of its own would hang in a copy."""
+    with a_rank(LOOPS, dataset=dataset, tmp_path=tmp_path) as rank:
+        (pid,) = first_line(rank)
+        assert any("eventpoll" in link for link in descriptors(rank.pid))
+        assert not [link for link in descriptors(int(pid)) if "eventpoll" in link or "socket" in link]
+        assert psutil.Process(int(pid)).num_threads() == 1
+
+
+def descriptors(pid: int) -> list[str]:
+    return [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
 
 
 FORK = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -67,3 +69,36 @@ def test_guidance_moves_away_from_the_unconditional_velocity_in_one_batch() -> N
         3.0: 2.0,
     }
     assert batches == [6] * 4 + [3] * 4 + [6] * 4
+
+
+@pytest.mark.parametrize(("sampler", "calls", "order"), [("euler", 1, 1), ("midpoint", 2, 2), ("heun", 2, 2)])
+def test_a_samplers_error_falls_with_its_order(sampler: str, calls: int, order: int) -> None:
+    """dx/dt = x - t, whose solution from x(0) = 1/2 is x(1) = 2 - e / 2."""
+    asked: list[float] = []
+
+    def field(images: Tensor, time: Tensor, _condition: Tensor, _drop: Tensor) -> Tensor:
+        asked.append(float(time[0]))
+        return (images - time[:, None, None, None]).double()
+
+    def error(steps: int) -> float:
+        noise = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64)
+        found = flow.sample(field, noise=noise, condition=torch.zeros(1), steps=steps, guidance=1.0, sampler=sampler)
+        return abs(float(found) - (2 - math.e / 2))
+
+    coarse, fine = error(8), error(16)
+    assert len(asked) == calls * (8 + 16)
+    assert 2**order * 0.8 < coarse / fine < 2**order * 1.25
+
+
+def test_guidance_acts_only_in_its_interval_and_costs_only_there() -> None:
+    rows: list[tuple[float, int]] = []
+
+    def field(images: Tensor, time: Tensor, _condition: Tensor, drop: Tensor) -> Tensor:
+        rows.append((float(time[0]), images.shape[0]))
+        return torch.where(drop, 0.0, 1.0)[:, None, None, None].expand_as(images)
+
+    images = flow.sample(
+        field, noise=torch.zeros(3, 1, 1, 1), condition=torch.zeros(3), steps=4, guidance=3.0, guided_times=(0.25, 0.6)
+    )
+    assert rows == [(0.0, 3), (0.25, 6), (0.5, 6), (0.75, 3)]
+    assert images.flatten().tolist() == [(1 + 3 + 3 + 1) / 4] * 3
