@@ -25,14 +25,16 @@ def command() -> None:
 @click.option("--labels", type=click.Choice(["found", "folders"]), help="Field `label`, or the folder's name.")
 @click.option("--held-out", type=float, metavar="SHARE", help="Share that is not trained on. Default: 0.01.")
 @click.option("--shard-bytes", metavar="SIZE", help="Size of a shard. Default: 256Mi.")
-@click.option("--embed", type=click.Choice(["captions"]), help="Compute embeddings with the encoding service.")
+@click.option("--embed", type=click.Choice(["captions"]), help="Compute embeddings of the captions.")
+@click.option("--latents", metavar="WIDTHxHEIGHT", help="Compute an autoencoder's latents of images of this size.")
 @click.option(
     "--services",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Ask the encoder that this directory file of a run names. Default: one in this process.",
+    help="Ask the services that this directory file of a run names. Default: encoders in this process.",
 )
-@click.option("--encoder", default="encoder", metavar="NAME", help="Name of that service. Default: encoder.")
+@click.option("--encoder", default="", metavar="WHAT", help="A service in --services, else the folder of its weights.")
+@click.option("--autoencoder", default="", metavar="WHAT", help="Likewise, for --latents.")
 @click.option("--by", metavar="NAME", help="Let the preparing service of this name in --services do it.")
 @click.option("--work", type=click.Path(path_type=Path), metavar="FOLDER", help="Where unfinished work is kept.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be kept and dropped.")
@@ -43,6 +45,7 @@ def prepare(
     to: str | None,
     services: Path | None,
     encoder: str,
+    autoencoder: str,
     by: str | None,
     work: Path | None,
     dry_run: bool,
@@ -65,7 +68,8 @@ def prepare(
 
     name = source.rstrip("/").rpartition("/")[2].partition(".")[0] or "images"
     arguments = ["--lines", "--source", source if source in MODEL_KIND_OF_SOURCE else uri_of(source)]
-    arguments += ["--manifest", manifest_uri(to or f"data/{name}"), "--encoder", encoder]
+    arguments += ["--manifest", manifest_uri(to or f"data/{name}")]
+    arguments += ["--encoder", encoder, "--autoencoder", autoencoder]
     arguments += ["--rules", json.dumps({key: value for key, value in rules.items() if value is not None})]
     arguments += [] if services is None else ["--directory", f"{services.absolute()}"]
     arguments += [] if by is None else ["--by", by]

@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="of a URI: folder for what is not finished")
     parser.add_argument("--dry-run", action="store_true", help="of a URI: only say what would be kept and dropped")
     parser.add_argument("--directory", type=Path, help="file that says where services answer; default: in this process")
-    parser.add_argument("--encoder", default="encoder", help="the encoding service's name in it (default encoder)")
+    parser.add_argument("--encoder", default="", help="of texts: a service in --directory, else a folder of weights")
+    parser.add_argument("--autoencoder", default="", help="of images: likewise")
     parser.add_argument("--by", help="of a URI: let the preparing service of this name in --directory do it")
     parser.add_argument("--lines", action="store_true", help="print JSON lines")
     given = parser.parse_args(arguments)
@@ -90,7 +91,7 @@ def _prepare(given: argparse.Namespace, *, told: Callable[[PrepareProgress], Non
 
 def _prepare_encoded(given: argparse.Namespace, *, told: Callable[[PrepareProgress], None]) -> PrepareReport:
     from services.prepare.encoded import Job, advance, dry_run  # images and their libraries: not for the digits
-    from services.prepare.encoders import encoder_of, service_of
+    from services.prepare.encoders import embedders_of, service_of
 
     rules = read_rules(given.rules)
     if given.by:
@@ -98,8 +99,10 @@ def _prepare_encoded(given: argparse.Namespace, *, told: Callable[[PrepareProgre
     job = Job(given.source, given.manifest, rules, work=given.work, lock_timeout_seconds=given.lock_timeout)
     if given.dry_run:
         return dry_run(job, told=told)
-    with encoder_of(rules, directory=given.directory, service=given.encoder) as embedder:
-        return advance(job, embedder=embedder, told=told)
+    with embedders_of(
+        rules, directory=given.directory, encoder=given.encoder, autoencoder=given.autoencoder
+    ) as embedders:
+        return advance(job, embedders=embedders, told=told)
 
 
 def _report(manifest: Manifest, *, uri: str, reused: bool) -> PrepareReport:

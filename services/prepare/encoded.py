@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -66,10 +66,14 @@ Told = Callable[[PrepareProgress], None]
 
 
 def advance(
-    job: Job, *, embedder: Embedder | None = None, seconds: float | None = None, told: Told = lambda progress: None
+    job: Job,
+    *,
+    embedders: Sequence[Embedder] = (),
+    seconds: float | None = None,
+    told: Told = lambda progress: None,
 ) -> PrepareReport:
     """Make the dataset, or go on making it for about `seconds`; the report says if it is done."""
-    content, files = _content(job, embedder)
+    content, files = _content(job, embedders)
     folder, name = split_uri(job.manifest)
     bucket = open_bucket(folder)
     work = _work_folder(job, content)
@@ -77,7 +81,7 @@ def advance(
         found = _find(bucket, name, uri=job.manifest, content=content)
         if found is None:
             work.mkdir(exist_ok=True)
-            run = _Run(job, content, work=work, bucket=bucket, embedder=embedder, files=files, told=told)
+            run = _Run(job, content, work=work, bucket=bucket, embedders=embedders, files=files, told=told)
             with closing(run):
                 if not run.go(seconds=seconds):
                     return run.report(done=False)
@@ -97,10 +101,10 @@ def advance(
 
 def dry_run(job: Job, *, told: Told = lambda progress: None) -> PrepareReport:
     """What `advance` would keep and drop, and how many bytes; nothing is embedded, and nothing is left behind."""
-    content, files = _content(job, None)
+    content, files = _content(job, ())
     with tempfile.TemporaryDirectory(prefix="gkr-prepare-") as scratch:
         nowhere = open_bucket(Path(scratch, "dataset").as_uri())
-        run = _Run(job, content, work=Path(scratch), bucket=nowhere, embedder=None, files=files, told=told, dry=True)
+        run = _Run(job, content, work=Path(scratch), bucket=nowhere, embedders=(), files=files, told=told, dry=True)
         with closing(run):
             run.go(seconds=None)
             return run.report(done=True).model_copy(update={"dry_run": True})
@@ -110,10 +114,10 @@ class _Run:
     """One go at one dataset. The caller holds the lock."""
 
     def __init__(
-        self, job: Job, content: Content, *, work: Path, bucket: Bucket, embedder: Embedder | None, files: int,
+        self, job: Job, content: Content, *, work: Path, bucket: Bucket, embedders: Sequence[Embedder], files: int,
         told: Told, dry: bool = False,
     ) -> None:  # fmt: skip
-        self._job, self._content, self._bucket, self._embedder = job, content, bucket, embedder
+        self._job, self._content, self._bucket, self._embedders = job, content, bucket, embedders
         self._files, self._told, self._dry = files, told, dry
         self._journal = Journal(work / "journal.sqlite")
         self._state: State = self._journal.state()
@@ -137,7 +141,7 @@ class _Run:
                     self._output.finish_shards()
                 now = time.monotonic()
                 # Samples that a broken encoder failed on must not be dropped for good before that is known.
-                failing = self._embedder is not None and self._embedder.failing
+                failing = any(one.failing for one in self._embedders)
                 over = seconds is not None and now - started >= seconds and not failing
                 if state.ended or over or (now - checkpointed >= CHECKPOINT_SECONDS and not failing):
                     self._checkpoint()
@@ -200,31 +204,29 @@ class _Run:
             bytes=state.bytes,
             dropped=dict(sorted(state.dropped.items())),
             examples=dict(sorted(state.examples.items())),
-            encoder=self._embedder.fingerprint if self._embedder is not None else "",
+            encoders={one.name: one.fingerprint for one in self._embedders},
         )
 
     def _deal_with(self, group: list[tuple[Found, Kept | Dropped]]) -> None:
         state = self._state
         judged = [self._compared(one) for _, one in group]
         kept = [one for one in judged if isinstance(one, Kept)]
-        values = self._embedded(kept)
+        values = iter(self._embedded(kept))
         for one in judged:
-            value = None if isinstance(one, Dropped) else values.pop(0)
-            if isinstance(one, Dropped):
-                self._output.drop(one)
-            elif isinstance(value, str):
-                self._output.drop(Dropped(one.where, "not-encoded", value))
-            else:
+            value = one if isinstance(one, Dropped) else next(values)
+            if isinstance(value, Dropped):
+                self._output.drop(value)
+            elif isinstance(one, Kept):
                 self._write(one, value)
         state.found += len(group)
         if group:
             last = group[-1][0]
             state.file, state.number, state.files = last.file, last.number, last.files
 
-    def _write(self, kept: Kept, value: Value | None) -> None:
+    def _write(self, kept: Kept, values: dict[str, Value]) -> None:
         split: Split = "test" if _lot(kept.pixels) < self._job.rules.held_out else "train"
         if not self._dry:
-            self._output.add(kept, split=split, value=value)
+            self._output.add(kept, split=split, values=values)
             return
         state = self._state
         part = state.test if split == "test" else state.train
@@ -245,20 +247,31 @@ class _Run:
                 return Dropped(one.where, "near-duplicate", f"it looks like {before}")
         return one
 
-    def _embedded(self, kept: list[Kept]) -> list[Value | str | None]:
-        if self._embedder is None:
-            return [None] * len(kept)
-        return list(self._embedder.embed([one.caption for one in kept]))
+    def _embedded(self, kept: list[Kept]) -> list[dict[str, Value] | Dropped]:
+        """For each its value of each feature, or why there is none."""
+        found: list[dict[str, Value] | Dropped] = [{} for _ in kept]
+        for embedder in self._embedders:
+            left = [number for number, one in enumerate(found) if isinstance(one, dict)]
+            for number, value in zip(left, embedder.embed([kept[number] for number in left]), strict=True):
+                values = found[number]
+                assert isinstance(values, dict)
+                if isinstance(value, str):
+                    found[number] = Dropped(kept[number].where, "not-encoded", f"{embedder.name}: {value}")
+                else:
+                    values[embedder.name] = value
+        return found
 
     def _features(self) -> list[Feature]:
-        if self._embedder is None:
-            return []
-        files = [*self._state.train.values, *self._state.test.values]
-        shape = self._state.value_shape
+        train, test = self._state.train.values, self._state.test.values
         return [
             Feature(
-                name="caption_embedding", of="caption", encoder=self._embedder.fingerprint, shape=shape, files=files
+                name=one.name,
+                of=one.of,
+                encoder=one.fingerprint,
+                shape=self._state.value_shapes[one.name],
+                files=[*train.get(one.name, []), *test.get(one.name, [])],
             )
+            for one in self._embedders
         ]
 
     def _checkpoint(self) -> None:
@@ -318,15 +331,15 @@ def _lot(pixels: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(b"held-out/1\0" + pixels, digest_size=6).digest()) / 2**48
 
 
-def _content(job: Job, embedder: Embedder | None) -> tuple[Content, int]:
+def _content(job: Job, embedders: Sequence[Embedder]) -> tuple[Content, int]:
     """What the manifest will say, and how many files the source has."""
     if job.manifest.startswith(job.source.rstrip("/") + "/"):
         raise ConfigError(
             f"the dataset would lie inside its source {job.source}", where=job.manifest, hint="name a folder outside it"
         )
     entries = list_source(job.source)
-    encoder = f"; encoder {embedder.fingerprint}" if embedder is not None else ""
-    recipe = f"images/1: {job.rules.model_dump_json()}; files {source_digest(entries)}{encoder}"
+    encoders = "".join(f"; {one.name} by {one.fingerprint}" for one in embedders)
+    recipe = f"images/1: {job.rules.model_dump_json()}; files {source_digest(entries)}{encoders}"
     folder = split_uri(job.manifest)[0].rstrip("/")
     return Content(folder.rpartition("/")[2] or "images", job.source, recipe, Shape(1, 1, 3), ()), sum(
         is_read(entry.key) for entry in entries

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from services.client import LocalClient, ServiceClient
-from services.prepare.embed import Embedder
+from services.client import Asks, LocalClient, ServiceClient
+from services.prepare.embed import CaptionEmbedder, Embedder, LatentEmbedder
 from services.prepare.encoded import GROUP
 from services.prepare.service import prepare_by
 from services.registry import CLASSES, load_class
@@ -20,21 +20,39 @@ from spec.preparation import PrepareReport, PrepareRules
 
 
 @contextmanager
-def encoder_of(rules: PrepareRules, *, directory: Path | None, service: str) -> Generator[Embedder | None]:
-    """The encoder that the rules need; none if they need none."""
-    if rules.embed == "none":
-        yield None
-    elif directory is not None:
-        client = ServiceClient(directory, service=service, identity=f"prepare-{os.getpid()}")
-        with closing(client), closing(Embedder(client)) as embedder:
-            yield embedder
-    else:
-        with tempfile.TemporaryDirectory(prefix="gkr-encoder-") as scratch:
-            context = ServiceContext("encode", "encoder", cache_dir=Path(scratch), manifest="", max_batch=GROUP)
-            own = load_class(CLASSES["encode"])(context)
-            own.warm_up()
-            with closing(Embedder(LocalClient(own))) as embedder:
-                yield embedder
+def embedders_of(
+    rules: PrepareRules, *, directory: Path | None, encoder: str = "", autoencoder: str = ""
+) -> Generator[list[Embedder]]:
+    """What the rules need. The names are those of services in the directory, else folders or URIs of weights."""
+    with ExitStack() as stack:
+        found: list[Embedder] = []
+        if rules.embed == "captions":
+            found.append(CaptionEmbedder(stack.enter_context(_asking(encoder or "encoder", encoder, directory))))
+        if rules.latent_size is not None:
+            if not autoencoder:
+                raise ConfigError(
+                    "latents need an autoencoder",
+                    hint="name the folder of its weights, or with a directory file the service that has it: "
+                    "--autoencoder WHAT",
+                )
+            width, height = rules.latent_size
+            client = stack.enter_context(_asking(autoencoder, autoencoder, directory))
+            found.append(LatentEmbedder(client, width=width, height=height))
+        yield found
+
+
+@contextmanager
+def _asking(service: str, model: str, directory: Path | None) -> Generator[Asks]:
+    if directory is not None:
+        with closing(ServiceClient(directory, service=service, identity=f"prepare-{os.getpid()}-{service}")) as client:
+            yield client
+        return
+    with tempfile.TemporaryDirectory(prefix="gkr-encoder-") as scratch:
+        own = load_class(CLASSES["encode"])(
+            ServiceContext("encode", service, Path(scratch), manifest="", max_batch=GROUP, model=model)
+        )
+        own.warm_up()
+        yield LocalClient(own)
 
 
 def service_of(name: str, *, directory: Path | None, source: str, uri: str, rules: PrepareRules) -> PrepareReport:

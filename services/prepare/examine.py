@@ -26,6 +26,8 @@ from storage.images import ImageProblem, decode_into, size_of
 from storage.sources import MAX_TEXT_BYTES, Damage, Raw
 
 LARGE_PIXELS = 32 * 2**20
+MOST_ENLARGED = 2.0
+"""For latents: what `decode_into` allows."""
 _LARGE = threading.Lock()
 _HASH_SIDE = 8
 
@@ -117,6 +119,9 @@ def _refuse_size(width: int, height: int, *, rules: PrepareRules) -> None:
         raise ImageProblem("small", f"{width} x {height} pixels, the shorter side needs {rules.min_side}")
     if long > rules.max_aspect * short:
         raise ImageProblem("aspect", f"{width} x {height} pixels: the sides differ by more than {rules.max_aspect:g}")
+    wide, high = rules.latent_size or (1, 1)
+    if wide > MOST_ENLARGED * width or high > MOST_ENLARGED * height:
+        raise ImageProblem("small", f"{width} x {height} pixels are too few for latents of {rules.latents}")
 
 
 def _text_of(raw: Raw, *, rules: PrepareRules) -> dict[str, Any]:

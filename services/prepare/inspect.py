@@ -34,6 +34,7 @@ from storage.tar_shards import TarShards
 FETCHED_SHARDS = 8
 """Of a dataset in a bucket."""
 MOST_SIZES = 4_000_000
+MOST_LOOKS = 20_000
 NEAR_BITS = 3
 _EDGES = (0.0, 1 / 3, 1 / 2, 2 / 3, 4 / 5, 19 / 20, 20 / 19, 5 / 4, 3 / 2, 2.0, 3.0, float("inf"))
 
@@ -208,8 +209,8 @@ def _look(reader: _Reader, *, samples: int, tiles: int) -> _Seen:
 
 
 def _near(looks: list[int]) -> int:
-    """How many look like an earlier one; memory and time grow with the square, so `samples` bounds it."""
-    known = np.array([look for look in looks if look], dtype=np.uint64)
+    """How many look like an earlier one, among the first MOST_LOOKS: time grows with the square."""
+    known = np.array([look for look in looks if look][:MOST_LOOKS], dtype=np.uint64)
     return sum(
         bool((np.bitwise_count(known[:number] ^ known[number]) <= NEAR_BITS).any()) for number in range(1, len(known))
     )

@@ -25,8 +25,8 @@ class Part:
     """One split, as far as it was written."""
 
     shards: list[Shard] = field(default_factory=list[Shard])
-    values: list[Shard] = field(default_factory=list[Shard])
-    """Files of embeddings, one beside each shard."""
+    values: dict[str, list[Shard]] = field(default_factory=dict[str, list[Shard]])
+    """Name of a feature to its files, one beside each shard."""
     rows: int = 0
     size: int = 0
     """Bytes of the open shard."""
@@ -55,8 +55,8 @@ class State:
     width: int = 1
     height: int = 1
     """The largest."""
-    value_shape: list[int] = field(default_factory=list[int])
-    """Of one embedding."""
+    value_shapes: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """Name of a feature to the shape of one value."""
     train: Part = field(default_factory=Part)
     test: Part = field(default_factory=Part)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,11 +45,11 @@ class Output:
             for split in ("train", "test")
         }
 
-    def add(self, kept: Kept, *, split: Split, value: np.ndarray | None) -> None:
-        """Append a sample, with its embedding if there are any."""
+    def add(self, kept: Kept, *, split: Split, values: Mapping[str, np.ndarray]) -> None:
+        """Append a sample, with its value of each feature."""
         state = self._state
         self._label(kept)
-        self._splits[split].add(kept, value=value)
+        self._splits[split].add(kept, values=values)
         state.captions += bool(kept.caption)
         state.bytes += len(kept.image)
         state.width, state.height = max(state.width, kept.width), max(state.height, kept.height)
@@ -131,17 +132,17 @@ class _SplitOutput:
         self._part: Part = state.train if split == "train" else state.test
         self._shard_bytes = shard_bytes
         self._rows = _Tail(folder / f"{split}.rows", size=self._part.rows * ITEM.itemsize)
-        self._open: tuple[_Tail, TarShardWriter, _Tail | None] | None = None
+        self._open: tuple[_Tail, TarShardWriter, dict[str, _Tail]] | None = None
         self._done: list[Path] = []
         if self._part.samples:
             self._open = self._open_shard()
 
-    def add(self, kept: Kept, *, value: np.ndarray | None) -> None:
-        if value is not None:
-            self._state.value_shape = list(value.shape)
+    def add(self, kept: Kept, *, values: Mapping[str, np.ndarray]) -> None:
+        for name, value in values.items():
+            self._state.value_shapes[name] = list(value.shape)
         if self._open is None:
             self._open = self._open_shard()
-        _, writer, values = self._open
+        _, writer, tails = self._open
         part = self._part
         placed = writer.add(f"{part.rows:09d}", image=kept.image, ending=kept.ending, text=kept.text)
         row = (
@@ -149,9 +150,8 @@ class _SplitOutput:
             kept.height,
         )  # fmt: skip
         self._rows.write(np.array([row], dtype=ITEM).tobytes())
-        if value is not None:
-            assert values is not None
-            values.write(value.astype("<f4").tobytes())
+        for name, value in values.items():
+            tails[name].write(value.astype("<f4").tobytes())
         part.rows, part.size, part.samples = part.rows + 1, writer.size, writer.samples
         if writer.size >= self._shard_bytes:
             self.finish_shard()
@@ -160,13 +160,13 @@ class _SplitOutput:
         """End the open shard and bring it to the store."""
         if self._open is None:
             return
-        tail, writer, values = self._open
+        tail, writer, tails = self._open
         writer.finish()
         shard = self._send(tail, ending="tar", stem="")
         self._part.shards.append(shard)
-        if values is not None:
-            stem = shard.path.removesuffix(".tar")
-            self._part.values.append(self._send(values, ending="caption.f32", stem=stem))
+        for name, values in tails.items():
+            sent = self._send(values, ending=f"{name}.f32", stem=shard.path.removesuffix(".tar"))
+            self._part.values.setdefault(name, []).append(sent)
         self._part.size = self._part.samples = 0
         self._open = None
 
@@ -193,17 +193,17 @@ class _SplitOutput:
             tail.close()
 
     def _tails(self) -> list[_Tail]:
-        return [] if self._open is None else [one for one in (self._open[0], self._open[2]) if one is not None]
+        return [] if self._open is None else [self._open[0], *self._open[2].values()]
 
-    def _open_shard(self) -> tuple[_Tail, TarShardWriter, _Tail | None]:
+    def _open_shard(self) -> tuple[_Tail, TarShardWriter, dict[str, _Tail]]:
         part, state = self._part, self._state
         stem = f"{self._split}-{len(part.shards):05d}"
         tail = _Tail(self._folder / f"{stem}.tar", size=part.size)
-        values = None
-        if state.value_shape:
-            row = int(np.prod(state.value_shape)) * _FLOAT_BYTES
-            values = _Tail(self._folder / f"{stem}.values", size=part.samples * row)
-        return tail, TarShardWriter(tail.file, size=part.size, samples=part.samples), values
+        tails = {
+            name: _Tail(self._folder / f"{stem}.{name}", size=part.samples * math.prod(shape) * _FLOAT_BYTES)
+            for name, shape in state.value_shapes.items()
+        }
+        return tail, TarShardWriter(tail.file, size=part.size, samples=part.samples), tails
 
     def _send(self, tail: _Tail, *, ending: str, stem: str) -> Shard:
         tail.close()

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from services.client import Asks, LocalClient
-from services.prepare.embed import Embedder
+from services.prepare.embed import CaptionEmbedder
 from services.prepare.encoded import GROUP, Job, advance
 from services.prepare.rules import read_rules
 from services.registry import CLASSES, load_class
 from services.service import Call, Method, Reply, Service, ServiceContext
 from services.wire.messages import PrepareArgs, PrepareReply
-from spec.errors import GkrError
+from spec.errors import GkrError, RefusedError
 from spec.preparation import PrepareReport, PrepareRules
 
 MOST_SECONDS = 30.0
@@ -32,7 +32,7 @@ class PrepareService(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._embedder: Embedder | None = None
+        self._embedder: CaptionEmbedder | None = None
 
     def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
         """Each call for its time, one after the other."""
@@ -45,16 +45,23 @@ class PrepareService(Service):
             job = Job(
                 args.source, args.manifest, rules, work=self.context.cache_dir / "prepare", lock_timeout_seconds=seconds
             )
-            report = advance(job, embedder=self._encoder(rules), seconds=seconds)
+            report = advance(job, embedders=self._embedders(rules), seconds=seconds)
         except GkrError as error:
             return error
         return Reply(PrepareReply(report=report.write_json()))
 
-    def _encoder(self, rules: PrepareRules) -> Embedder | None:
-        if rules.embed != "none" and self._embedder is None:
+    def _embedders(self, rules: PrepareRules) -> list[CaptionEmbedder]:
+        if rules.latents is not None:
+            raise RefusedError(
+                f"{self.context.name} has no autoencoder for latents",
+                hint="let gkr data prepare itself ask the services of the run: --services without --by",
+            )
+        if rules.embed == "none":
+            return []
+        if self._embedder is None:
             context = ServiceContext("encode", "encoder", self.context.cache_dir, manifest="", max_batch=GROUP)
-            self._embedder = Embedder(LocalClient(load_class(CLASSES["encode"])(context)))
-        return self._embedder if rules.embed != "none" else None
+            self._embedder = CaptionEmbedder(LocalClient(load_class(CLASSES["encode"])(context)))
+        return [self._embedder]
 
 
 def prepare_by(

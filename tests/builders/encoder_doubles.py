@@ -1,4 +1,4 @@
-"""A double of the encoding service: embeddings from a hash of the caption, and a memory that can be too small."""
+"""A double of the encoding service: embeddings by hash of the caption, latents that are means, too little memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from services.client import LocalClient
-from services.prepare.embed import Embedder
+from services.prepare.embed import CaptionEmbedder, Embedder
 from services.service import Call, Method, Reply, Service, ServiceContext
-from services.wire.messages import EncodeArgs, EncodeReply
+from services.wire.messages import EncodeArgs, EncodeReply, LatentsArgs, LatentsReply
 from spec.errors import GkrError
 
 WIDTH = 6
@@ -24,10 +24,20 @@ def embedding_of(caption: str) -> np.ndarray:
     return np.frombuffer(digest, np.uint8).astype(np.float32) / 255
 
 
+def latents_of(images: np.ndarray) -> np.ndarray:
+    """float32 [images, 3, height / 8, width / 8]: means of 8 x 8 pixels."""
+    count, height, width, channels = images.shape
+    cells = images.reshape(count, height // 8, 8, width // 8, 8, channels).astype(np.float32)
+    return cells.mean(axis=(2, 4)).transpose(0, 3, 1, 2)
+
+
 class EncoderDouble(Service):
     """Runs out of memory on more than `most` captions at once, and on any caption with the word `huge`."""
 
-    methods: ClassVar[tuple[Method, ...]] = (Method("encode", EncodeArgs, EncodeReply),)
+    methods: ClassVar[tuple[Method, ...]] = (
+        Method("encode", EncodeArgs, EncodeReply),
+        Method("latents", LatentsArgs, LatentsReply),
+    )
 
     def __init__(self, *, most: int = 1000) -> None:
         super().__init__(ServiceContext("encode", "encoder", Path(), manifest="", max_batch=64))
@@ -38,7 +48,16 @@ class EncoderDouble(Service):
         self.failed = 0
 
     def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
+        if method == "latents":
+            return [self._latents(call.tensors["images"]) for call in calls]
         return [self._encode(call.args.captions) for call in calls]
+
+    def _latents(self, images: np.ndarray) -> Reply:
+        self.asked.append(len(images))
+        if len(images) > self.most:
+            self.failed += 1
+            raise MemoryError(f"out of memory on {len(images)} images")
+        return Reply(LatentsReply(encoder="autoencoder-1"), {"latents": latents_of(images)})
 
     def _encode(self, captions: list[str]) -> Reply:
         self.asked.append(len(captions))
@@ -49,6 +68,6 @@ class EncoderDouble(Service):
         values = np.stack([embedding_of(caption) for caption in captions])
         return Reply(EncodeReply(encoder=encoder), {"embeddings": values})
 
-    def embedder(self) -> Embedder:
+    def embedders(self) -> list[Embedder]:
         """What asks it in this process."""
-        return Embedder(LocalClient(self))
+        return [CaptionEmbedder(LocalClient(self))]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-WORDS = "seven zero one three a an bold thin that leans to the right left and nearly touches edge digit".split()
+WORDS = [
+    "seven", "zero", "one", "three", "a", "an", "bold", "thin", "that", "leans", "to", "the", "right", "left", "and",
+    "nearly", "touches", "edge", "digit",
+]  # fmt: skip
 
 
 def save_t5(folder: Path, *, seed: int = 0) -> Path:
@@ -38,6 +41,20 @@ def save_clip(folder: Path, *, seed: int = 0) -> Path:
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16, initializer_factor=4.0)
     CLIPModel(config).save_pretrained(folder)
     _tokenizer(limit=20).save_pretrained(folder)
+    return folder
+
+
+def save_autoencoder(folder: Path, *, seed: int = 0) -> Path:
+    """A variational autoencoder of diffusers that halves pictures twice."""
+    import torch
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(seed)
+    model = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 8, 16), norm_num_groups=4, latent_channels=4, scaling_factor=0.36, shift_factor=0.11,
+    )  # fmt: skip
+    model.save_pretrained(folder)
     return folder
 
 

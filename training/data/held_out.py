@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.errors import DataError
-from spec.shards import Sample, Shape, open_manifest, read_samples
-from storage.datasets import local_manifest
+from spec.shards import Sample, open_manifest, read_samples
+from storage.datasets import local_manifest, read_manifest
 from training.data.batch import to_unit
+from training.data.contents import Known, Look, Unusable, open_contents
+from training.data.work import open_source
 
 
 class HeldOut(NamedTuple):
@@ -25,13 +28,32 @@ class HeldOut(NamedTuple):
     captions: list[str]
 
 
-def held_out(manifest_uri: str, *, count: int, start: int = 0, cache: Path | None = None) -> HeldOut:
+def held_out(
+    manifest_uri: str,
+    *,
+    count: int,
+    start: int = 0,
+    cache: Path | None = None,
+    shape: tuple[int, int, int] | None = None,
+) -> HeldOut:
     """`count` samples of the test split from number `start` on; `prepare` mixes the labels evenly along the split.
 
-    `cache`: where the split of a dataset that is not on this machine is copied to.
+    `cache`: where the split of a dataset that is not on this machine is copied to. `shape`: (height, width, channels)
+    that encoded images are brought to, their middle is shown; those that cannot be used are left out. Datasets of one
+    size need none.
     """
-    samples, shape = _read(manifest_uri, count=count, start=start, cache=cache)
-    pixels = _contents(samples).reshape(count, shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)
+    if read_manifest(manifest_uri).format == "tar":
+        if shape is None:
+            raise DataError(
+                "the dataset holds encoded images; their size has to be said",
+                where=manifest_uri,
+                hint="name a dataset of format raw, or a trainer of images",
+            )
+        return _decoded(manifest_uri, count=count, start=start, cache=cache, shape=shape)
+    local = local_manifest(manifest_uri, cache=cache, splits=("test",))
+    own = open_manifest(local).shape
+    samples = _read(manifest_uri, local=local, count=count, start=start)
+    pixels = _contents(samples).reshape(count, own.height, own.width, own.channels).transpose(0, 3, 1, 2)
     return HeldOut(
         images=to_unit(pixels),
         labels=np.array([sample.label for sample in samples], dtype=np.int64),
@@ -41,21 +63,42 @@ def held_out(manifest_uri: str, *, count: int, start: int = 0, cache: Path | Non
 
 def held_out_text(manifest_uri: str, *, count: int, cache: Path | None = None) -> NDArray[np.uint8]:
     """The bytes of `count` samples of text, [count, T]; `cache` as for `held_out`."""
-    return _contents(_read(manifest_uri, count=count, start=0, cache=cache)[0])
-
-
-def _read(manifest_uri: str, *, count: int, start: int, cache: Path | None) -> tuple[list[Sample], Shape]:
     local = local_manifest(manifest_uri, cache=cache, splits=("test",))
-    manifest = open_manifest(local)
-    have = manifest.count("test")
+    return _contents(_read(manifest_uri, local=local, count=count, start=0))
+
+
+def _read(manifest_uri: str, *, local: str, count: int, start: int) -> list[Sample]:
+    have = open_manifest(local).count("test")
     if start + count > have:
-        raise DataError(
-            f"held-out samples {start}..{start + count} are asked for, the dataset has {have}",
-            where=manifest_uri,
-            hint=f"ask for at most {have} samples",
-        )
-    return list(islice(read_samples(local, split="test"), start, start + count)), manifest.shape
+        raise _too_few(manifest_uri, start=start, count=count, have=have)
+    return list(islice(read_samples(local, split="test"), start, start + count))
 
 
 def _contents(samples: list[Sample]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(sample.pixels for sample in samples), dtype=np.uint8).reshape(len(samples), -1)
+
+
+def _decoded(manifest_uri: str, *, count: int, start: int, cache: Path | None, shape: tuple[int, int, int]) -> HeldOut:
+    _, files = open_source(manifest_uri, split="test", cache=cache)
+    pixels = np.empty((count, *shape), dtype=np.uint8)
+    known: list[Known] = []
+    with closing(open_contents(files)) as contents:
+        for number in range(start, files.samples):
+            if len(known) < count:
+                with suppress(Unusable):
+                    known.append(contents.fill(pixels[len(known)], number, look=Look()))
+    if len(known) < count:
+        raise _too_few(manifest_uri, start=start, count=count, have=start + len(known))
+    return HeldOut(
+        images=to_unit(pixels.transpose(0, 3, 1, 2)),
+        labels=np.array([one.label for one in known], dtype=np.int64),
+        captions=[one.caption for one in known],
+    )
+
+
+def _too_few(manifest_uri: str, *, start: int, count: int, have: int) -> DataError:
+    return DataError(
+        f"held-out samples {start}..{start + count} are asked for, the dataset has {have} that can be used",
+        where=manifest_uri,
+        hint=f"ask for at most {max(0, have - start)} samples",
+    )

@@ -98,5 +98,5 @@ class Quarantine:
         return DataError(
             f"{what}: {', '.join(counts) or 'no single reason'}",
             where=where,
-            hint="see what the dataset's storage or preparation did; `gkr data inspect` reads all of it",
+            hint="see what the dataset's storage or preparation did; `gkr data inspect` shows what is in it",
         )

@@ -3,8 +3,8 @@
 The forkserver preloads this module, so it imports numpy, Pillow and the standard library only: no torch, no pydantic.
 What a sample looks like depends on (seed, learner, position), on (seed, source, epoch, sample) for its crop, and on the
 dataset, never on which worker prepares it, how often, or beside what. A sample that cannot be used is replaced by the
-rule of `training.data.quarantine` and told. The worker ends when its ticket pipe closes and is killed by the kernel when
-its forkserver goes, which goes when the rank goes; nothing of it has a name on disk.
+rule of `training.data.quarantine` and told. The worker ends when its ticket pipe closes and is killed by the kernel
+when its forkserver goes, which goes when the rank goes; nothing of it has a name on disk.
 """
 
 from __future__ import annotations

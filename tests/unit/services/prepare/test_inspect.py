@@ -30,7 +30,7 @@ def dataset(tmp_path: Path) -> str:
     image_folder(source, count=20)
     (source / "a" / "again.jpg").write_bytes(encoded(picture(1, width=25, height=25), "JPEG", quality=50))
     uri = (tmp_path / "pictures" / "manifest.json").as_uri()
-    advance(Job(source.as_uri(), uri, RULES), embedder=EncoderDouble().embedder())
+    advance(Job(source.as_uri(), uri, RULES), embedders=EncoderDouble().embedders())
     return uri
 
 
