@@ -1,5 +1,9 @@
 """The sampling service: `sample.sample`, images from a published model.
 
+The model is pinned by its digest, or is the newest that a run's syncer has published, which is asked once per batch:
+all calls of a batch are drawn from the same weights, and the reply names them. Weights that are not there yet are
+answered at once with `ready: false`, so that nobody else waits; `sample` asks again until its deadline.
+
 Image i of a set starts from noise keyed by (seed, i) alone and is computed in chunks of one fixed size, the last one
 padded. So a picture is the same bytes whatever shares its batch: asked for alone, in a set, or beside another rank's
 call.
@@ -8,8 +12,10 @@ call.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.client import Asks
 from services.service import Call, Method, Reply, Service, ServiceContext
 from services.weights_cache import WeightsCache
 from services.wire.messages import SampleArgs, SampleReply, Weights
 from spec.errors import GkrError, NotFoundError, RefusedError
+from spec.sync_keys import SyncKeys
+from spec.sync_status import SyncStatus, ask_syncer
 from spec.train import ModelConfig
 from training.models import flow
 from training.models.dit import DiT
@@ -31,11 +40,16 @@ CHUNK_IMAGES = 32
 """Images of one forward pass, always; changing it may change the last bit of pixels."""
 KEPT_MODELS = 2
 MAX_STEPS = 1000
+STATUS_SECONDS = 5.0
+"""Longest wait for the syncer's answer."""
+_AGAIN_SECONDS = 1.0
 _CANARY = ModelConfig(width=16, depth=1, heads=1, conditioning="class", num_classes=2)
 
 
 def _batch_key(args: Any) -> Hashable:
-    return (args.weights.sha256, args.steps, args.guidance)
+    weights = args.weights
+    which = weights.sha256, weights.syncer, weights.run, weights.version, weights.at_least
+    return which, args.steps, args.guidance, args.sampler, args.guidance_from, args.guidance_to
 
 
 def _images_of(args: Any) -> int:
@@ -51,6 +65,15 @@ def to_pixels(images: torch.Tensor) -> NDArray[np.uint8]:
     """[b, C, H, W] around [-1, 1] to uint8 [b, H, W, C]."""
     scaled = ((images.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
     return scaled.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Weights that a batch is drawn from; no digest if those that were asked for are not there yet."""
+
+    sha256: str
+    urls: list[str]
+    version: int = -1
 
 
 class SampleService(Service):
@@ -80,13 +103,12 @@ class SampleService(Service):
         """Draw the images of all calls together; a call that does not fit the model is refused alone."""
         assert method == "sample", method
         first: SampleArgs = calls[0].args
-        if not 1 <= first.steps <= MAX_STEPS:
-            raise RefusedError(f"steps is {first.steps}", hint=f"ask for 1 to {MAX_STEPS} sampling steps")
-        if not (np.isfinite(first.guidance) and first.guidance >= 0):
-            raise RefusedError(
-                f"guidance is {first.guidance}", hint="use a finite scale of at least 0; 1 is none, 2 is usual"
-            )
-        model = self._model(first)
+        _check(first)
+        found = _chosen(first.weights)
+        if not found.sha256:
+            reply = SampleReply(weights_sha256="", version=found.version, ready=False)
+            return [Reply(body=reply) for _ in calls]
+        model = self._model(found)
         answers: list[Reply | GkrError | None] = []
         noises: list[NDArray[np.float32]] = []
         conditions: list[NDArray[Any]] = []
@@ -104,29 +126,30 @@ class SampleService(Service):
             model,
             noise=np.concatenate(noises),
             condition=np.concatenate(conditions),
-            steps=first.steps,
-            guidance=first.guidance,
+            args=first,
         )
         parts = iter(np.split(images, np.cumsum([len(noise) for noise in noises])[:-1]))
-        body = SampleReply(weights_sha256=first.weights.sha256)
+        body = SampleReply(weights_sha256=found.sha256, version=found.version)
         return [
-            answer if answer is not None else Reply(body=body, tensors={"images": np.ascontiguousarray(next(parts))})
+            Reply(body, {"images": np.ascontiguousarray(next(parts))}, weights=found.sha256)
+            if answer is None
+            else answer
             for answer in answers
         ]
 
-    def _model(self, args: SampleArgs) -> DiT:
-        sha256 = args.weights.sha256
+    def _model(self, found: _Chosen) -> DiT:
+        sha256 = found.sha256
         model = self._models.pop(sha256, None)
         if model is None:
             while len(self._models) >= KEPT_MODELS:
                 self._models.popitem(last=False)
-            model = self._load(args)
+            model = self._load(found)
         self._models[sha256] = model
         return model
 
-    def _load(self, args: SampleArgs) -> DiT:
+    def _load(self, found: _Chosen) -> DiT:
         for last in (False, True):
-            path = self._cache.get(args.weights.sha256, urls=args.weights.urls)
+            path = self._cache.get(found.sha256, urls=found.urls)
             try:
                 model = load_model(path, device=self._device)[0]
             except NotFoundError:  # another replica of this node evicted it between the two lines
@@ -136,7 +159,7 @@ class SampleService(Service):
             if not isinstance(model, DiT):
                 raise RefusedError(
                     "these weights are not an image model's: nothing could be drawn",
-                    where=args.weights.sha256[:12],
+                    where=found.sha256[:12],
                     hint="ask for the weights of a model of kind dit",
                 )
             return model
@@ -144,7 +167,7 @@ class SampleService(Service):
 
     @torch.inference_mode()
     def _draw(
-        self, model: DiT, *, noise: NDArray[np.float32], condition: NDArray[Any], steps: int, guidance: float
+        self, model: DiT, *, noise: NDArray[np.float32], condition: NDArray[Any], args: SampleArgs
     ) -> NDArray[np.uint8]:
         parts: list[NDArray[np.uint8]] = []
         for start in range(0, len(noise), CHUNK_IMAGES):
@@ -153,8 +176,10 @@ class SampleService(Service):
                 model,
                 noise=self._chunk(noise[start : start + count]),
                 condition=self._chunk(condition[start : start + count]),
-                steps=steps,
-                guidance=guidance,
+                steps=args.steps,
+                guidance=args.guidance,
+                sampler=args.sampler,
+                guided_times=(args.guidance_from, args.guidance_to),
             )
             parts.append(to_pixels(images[:count]))
         return np.concatenate(parts)
@@ -164,6 +189,71 @@ class SampleService(Service):
         padded = np.zeros((CHUNK_IMAGES, *values.shape[1:]), dtype=values.dtype)
         padded[: len(values)] = values
         return torch.from_numpy(padded).to(self._device)
+
+
+def sample(
+    client: Asks, args: SampleArgs, *, tensors: Mapping[str, NDArray[Any]] | None = None, deadline_seconds: float
+) -> Reply:
+    """Ask until the weights that `args` wants are published. RefusedError if they are not at the deadline."""
+    until = time.monotonic() + deadline_seconds
+    while True:
+        left = max(0.001, until - time.monotonic())
+        reply = client.call("sample", args, reply=SampleReply, tensors=tensors, deadline_seconds=left)
+        body: SampleReply = reply.body
+        if body.ready:
+            return reply
+        if time.monotonic() + _AGAIN_SECONDS > until:
+            raise RefusedError(
+                f"version {_wanted(args.weights)} of run {args.weights.run} is not published after"
+                f" {deadline_seconds:g} s; the newest is {body.version}",
+                hint="a longer deadline, or a lower version; `gkr sync` says what the open round waits for",
+            )
+        time.sleep(_AGAIN_SECONDS)
+
+
+def _chosen(weights: Weights) -> _Chosen:
+    """The weights that a selector means now."""
+    if weights.sha256:
+        return _Chosen(weights.sha256, _urls(weights, sha256=weights.sha256))
+    if not weights.syncer:
+        raise RefusedError(
+            "the call names no weights", hint="give `sha256` and `urls`, or `syncer`, `run` and `urls` for the newest"
+        )
+    keys = SyncKeys.read()
+    answer = ask_syncer(weights.syncer, run=weights.run, path="status", keys=keys, timeout_seconds=STATUS_SECONDS)
+    status = SyncStatus.read_json(answer)
+    if weights.version is not None and status.version > weights.version:
+        raise RefusedError(
+            f"version {weights.version} of run {weights.run} was superseded by {status.version}",
+            hint="pin an older version by its `sha256`; the run's events name it",
+        )
+    if not status.model_sha256 or status.version < _wanted(weights):
+        return _Chosen("", [], version=status.version)
+    return _Chosen(status.model_sha256, _urls(weights, sha256=status.model_sha256), version=status.version)
+
+
+def _wanted(weights: Weights) -> int:
+    return weights.at_least if weights.version is None else weights.version
+
+
+def _urls(weights: Weights, *, sha256: str) -> list[str]:
+    return [url.replace("{sha256}", sha256) for url in weights.urls]
+
+
+def _check(args: SampleArgs) -> None:
+    if not 1 <= args.steps <= MAX_STEPS:
+        raise RefusedError(f"steps is {args.steps}", hint=f"ask for 1 to {MAX_STEPS} sampling steps")
+    if not (np.isfinite(args.guidance) and args.guidance >= 0):
+        raise RefusedError(
+            f"guidance is {args.guidance}", hint="use a finite scale of at least 0; 1 is none, 2 is usual"
+        )
+    if args.sampler not in flow.SAMPLERS:
+        raise RefusedError(f"there is no sampler {args.sampler!r}", hint=f"use one of {', '.join(flow.SAMPLERS)}")
+    if not 0.0 <= args.guidance_from <= args.guidance_to <= 1.0:
+        raise RefusedError(
+            f"guidance acts from {args.guidance_from} to {args.guidance_to}",
+            hint="two times of the flow, the lower one first: 0 is noise, 1 is the image",
+        )
 
 
 def _image_shape(config: ModelConfig) -> tuple[int, int, int]:

@@ -57,7 +57,7 @@ def held_out_batch(
     """
     if train.model.kind == "lm":
         return TextBatch(torch.from_numpy(held_out_text(manifest, count=count)[own]).long().to(device))
-    real = held_out(manifest, count=count)
+    real = held_out(manifest, count=count, shape=train.model.sample_shape)
     random = np.random.Generator(np.random.Philox(key=train.seed))
     noise = random.standard_normal(real.images.shape, dtype=np.float32)
     time = (random.permutation(count).astype(np.float32) + 0.5) / count

@@ -50,9 +50,7 @@ class EvaluateService(Service):
 
     methods: ClassVar[tuple[Method, ...]] = (
         Method(name="score", args=ScoreArgs, reply=ScoreReply, batch_key=_manifest_of, cost=_images_of),
-        Method(
-            name="accumulate", args=AccumulateArgs, reply=AccumulateReply, batch_key=_manifest_of, cost=_images_of
-        ),
+        Method(name="accumulate", args=AccumulateArgs, reply=AccumulateReply, batch_key=_manifest_of, cost=_images_of),
         Method(name="total", args=TotalArgs, reply=TotalReply, batch_key=_manifest_of),
     )
 

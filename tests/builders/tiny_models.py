@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def save_t5(folder: Path, *, seed: int = 0) -> Path:
 
     torch.manual_seed(seed)
     config = T5Config(
-        vocab_size=len(WORDS) + 3, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=3, decoder_start_token_id=0,
+        vocab_size=len(WORDS) + 3, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=3,
         initializer_factor=3.0,
     )  # fmt: skip
     T5ForConditionalGeneration(config).save_pretrained(folder)
@@ -47,10 +48,10 @@ def save_clip(folder: Path, *, seed: int = 0) -> Path:
 def save_autoencoder(folder: Path, *, seed: int = 0) -> Path:
     """A variational autoencoder of diffusers that halves pictures twice."""
     import torch
-    from diffusers import AutoencoderKL
 
+    library: Any = importlib.import_module("diffusers")
     torch.manual_seed(seed)
-    model = AutoencoderKL(
+    model = library.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
         block_out_channels=(8, 8, 16), norm_num_groups=4, latent_channels=4, scaling_factor=0.36, shift_factor=0.11,
     )  # fmt: skip

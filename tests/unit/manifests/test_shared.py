@@ -14,6 +14,7 @@ from manifests import scripts
 from manifests.shared import FIRST_PORT, endpoints, holdings, ports, shared_objects, shared_plan
 from spec.errors import ConfigError
 from spec.plan import Plan
+from spec.service_placement import SHARED_CLIENTS
 from spec.services import ServiceConfig
 from tests.builders.shared import GIB, SHARED
 
@@ -51,6 +52,20 @@ def test_ports_are_counted_as_the_host_in_the_head_counts_them() -> None:
     env = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": FIRST_PORT, "value": "7200"} in env
     assert FIRST_PORT in scripts.SHARED_HEAD
+
+
+def test_a_shared_replica_has_room_for_many_ranks_it_does_not_know() -> None:
+    for one in shared_plan(ULTRA).home.services:
+        assert 0 < one.queue_bytes <= one.memory // 2 // SHARED_CLIENTS
+    asked = replace(ULTRA, services={"encoder": ServiceConfig(kind="encode", queue_bytes="1Mi", max_delay_ms=5)})
+    [one] = shared_plan(asked).home.services
+    assert (one.queue_bytes, one.max_delay_ms) == (2**20, 5)
+
+
+def test_a_shared_replica_serves_the_model_that_lies_in_the_regions_bucket() -> None:
+    asked = replace(ULTRA, services={"encoder": ServiceConfig(kind="encode", model="{bucket}/models/t5")})
+    [one] = shared_plan(asked).home.services
+    assert one.model == f"{ULTRA.bucket.rstrip('/')}/models/t5"
 
 
 def test_the_plan_in_the_pods_is_read_back() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.sample import CHUNK_IMAGES, KEPT_MODELS, SampleService, noise_of, to_pixels
+from services import sample as sample_module
+from services.client import LocalClient
+from services.sample import CHUNK_IMAGES, KEPT_MODELS, SampleService, noise_of, sample, to_pixels
 from services.service import Call, Reply, ServiceContext
 from services.wire.messages import SampleArgs, Weights
-from spec.errors import DataError, GkrError, RefusedError
+from spec.errors import DataError, GkrError, RefusedError, UnreachableError
+from spec.sync_status import SyncStatus
 from spec.train import ModelConfig
 from training.models.dit import DiT
 from training.models.network import initialise
@@ -98,6 +105,10 @@ def test_each_argument_changes_the_picture(service: SampleService, tmp_path: Pat
         {"first": 1},
         {"steps": 5},
         {"guidance": 1.0},
+        {"sampler": "heun"},
+        {"sampler": "midpoint"},
+        {"guidance_from": 0.5},
+        {"guidance_to": 0.5},
         {"weights": published(tmp_path, TEXT, seed=1)},
     )
     for change in changes:
@@ -130,7 +141,19 @@ def test_calls_of_one_batch_agree_on_model_steps_and_guidance(tmp_path: Path) ->
     base = call(weights, count=2).args
     assert method.batch_key(base) == method.batch_key(call(weights, count=3, seed=9, first=4).args)
     other = published(tmp_path, TEXT, seed=1)
-    changes: tuple[dict[str, Any], ...] = ({"steps": 4}, {"guidance": 1.5}, {"weights": other})
+    newest = Weights(urls=weights.urls, syncer="127.0.0.1:1", run="r")
+    changes: tuple[dict[str, Any], ...] = (
+        {"steps": 4},
+        {"guidance": 1.5},
+        {"weights": other},
+        {"sampler": "heun"},
+        {"guidance_from": 0.1},
+        {"guidance_to": 0.9},
+        {"weights": newest},
+    )
+    assert method.batch_key(call(newest, count=1).args) != method.batch_key(
+        call(msgspec.structs.replace(newest, at_least=3), count=1).args
+    )
     for change in changes:
         assert method.batch_key(changed(weights, change).args) != method.batch_key(base)
     assert method.cost(base) == 2
@@ -192,10 +215,111 @@ def test_unknown_labels_and_senseless_settings_are_refused(service: SampleServic
     (answer,) = service.compute("sample", [call(classes, count=1, tensors={}, labels=[10])])
     assert isinstance(answer, RefusedError)
     assert "0 to 9" in answer.hint
-    for change, said in (
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"steps": 0}, "steps is 0"),
         ({"steps": 10**6}, "steps is"),
         ({"guidance": float("nan")}, "guidance is nan"),
-    ):
+        ({"sampler": "dpm"}, "no sampler 'dpm'"),
+        ({"guidance_from": 0.7, "guidance_to": 0.3}, r"from 0\.7 to 0\.3"),
+        ({"weights": Weights(urls=[])}, "names no weights"),
+    ]
+    for change, said in changes:
         with pytest.raises(RefusedError, match=said):
-            service.compute("sample", [call(classes, count=1, tensors={}, **change)])
+            service.compute("sample", [call(change.pop("weights", classes), count=1, tensors={}, **change)])
+
+
+class SyncerDouble:
+    """Answers the status call as a syncer whose newest model is the last of `models`."""
+
+    def __init__(self) -> None:
+        self.models: list[Weights] = []
+        self.final_after = 0
+        double = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                double.asked.append(self.path)
+                if len(double.asked) == double.final_after:
+                    double.models.append(double.models[-1])
+                newest = double.models[-1].sha256 if double.models else ""
+                status = SyncStatus(run="r", state="SERVING", version=len(double.models) - 1, model_sha256=newest)
+                body = status.write_json().encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+                pass
+
+        self.asked: list[str] = []
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+    def newest(self, folder: Path, **fields: Any) -> Weights:
+        urls = [f"{(folder / 'published').as_uri()}/{{sha256}}.safetensors"]
+        return Weights(urls=urls, syncer=f"127.0.0.1:{self.http.server_port}", run="r", **fields)
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join(10)
+
+
+@pytest.fixture
+def syncer() -> Generator[SyncerDouble]:
+    one = SyncerDouble()
+    yield one
+    one.close()
+
+
+def test_the_newest_weights_are_those_that_the_syncer_names_when_the_batch_is_computed(
+    service: SampleService, tmp_path: Path, syncer: SyncerDouble
+) -> None:
+    syncer.models = [published(tmp_path, TEXT, seed=seed) for seed in range(2)]
+    calls = [call(syncer.newest(tmp_path), count=2, seed=seed) for seed in (1, 2)]
+    first, second = service.compute("sample", calls)
+    assert isinstance(first, Reply)
+    assert isinstance(second, Reply)
+    assert syncer.asked == ["/v1/r/status"]  # once for the batch: both are drawn from the same weights
+    assert first.body == second.body
+    assert (first.body.weights_sha256, first.body.version) == (syncer.models[1].sha256, 1)
+    pinned = images(service.compute("sample", [call(syncer.models[1], count=2, seed=1)])[0])
+    assert (images(first) == pinned).all()
+    syncer.models.append(published(tmp_path, TEXT, seed=2))
+    (third,) = service.compute("sample", calls[:1])
+    assert isinstance(third, Reply)
+    assert third.body.version == 2
+
+
+def test_a_version_that_is_to_come_is_waited_for_by_the_asker_and_not_by_the_replica(
+    service: SampleService, tmp_path: Path, syncer: SyncerDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_module, "_AGAIN_SECONDS", 0.01)
+    syncer.models = [published(tmp_path, TEXT)]
+    args = call(syncer.newest(tmp_path, at_least=1), count=2).args
+    (early,) = service.compute("sample", [Call(args=args, tensors={"embeddings": embeddings(2)})])
+    assert isinstance(early, Reply)
+    assert (early.body.ready, early.body.version, early.tensors) == (False, 0, {})
+    syncer.final_after = 4
+    told = {"embeddings": embeddings(2)}
+    reply = sample(LocalClient(service), args, tensors=told, deadline_seconds=30)
+    assert reply.body.version == 1
+    assert len(syncer.asked) == 4
+    never = call(syncer.newest(tmp_path, version=9), count=2).args
+    with pytest.raises(RefusedError, match=r"version 9 of run r is not published after 0\.1 s; the newest is 1"):
+        sample(LocalClient(service), never, tensors=told, deadline_seconds=0.1)
+
+
+def test_a_version_that_was_superseded_and_a_syncer_that_is_away_are_refused(
+    service: SampleService, tmp_path: Path, syncer: SyncerDouble
+) -> None:
+    syncer.models = [published(tmp_path, TEXT, seed=seed) for seed in range(3)]
+    with pytest.raises(RefusedError, match="version 1 of run r was superseded by 2") as refused:
+        service.compute("sample", [call(syncer.newest(tmp_path, version=1), count=1)])
+    assert "sha256" in refused.value.hint
+    exact = service.compute("sample", [call(syncer.newest(tmp_path, version=2), count=2)])
+    images(exact[0])
+    with pytest.raises(UnreachableError, match="does not answer"):
+        service.compute("sample", [call(Weights(urls=[], syncer="127.0.0.1:1", run="r"), count=1)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,14 @@ import numpy as np
 import pytest
 import zmq
 
+from services.aio import AsyncServiceClient
 from services.client import ServiceClient
 from services.directory import write_directory
 from services.server import Server
-from services.service import Service
+from services.service import Call, Reply, Service, ServiceContext
 from services.wire.frames import Header, Kind, Message, encode_body, pack, unpack
-from spec.errors import ConfigError, RefusedError
+from services.wire.seal import accept_challenge, new_nonce
+from spec.errors import ConfigError, GkrError, RefusedError, UnreachableError
 from spec.services import Directory, Replica
 from tests.builders.echo import Echo, EchoArgs, EchoReply, Gated, context
 
@@ -25,11 +30,17 @@ SECONDS = 20.0
 
 
 @contextmanager
-def serving(service: Service, tmp_path: Path, *, queue_depth: int = 8) -> Generator[tuple[Server, Path]]:
+def serving(
+    service: Service, tmp_path: Path, *, queue_depth: int = 8, queue_bytes: int = 0, secret: bytes = b""
+) -> Generator[tuple[Server, Path]]:
     """A running server and the directory file that names it."""
     path = tmp_path / "directory.json"
-    with Server(service, queue_depth=queue_depth, incarnation=7) as server:
-        replica = Replica(service="echo", kind="encode", index=0, endpoint=server.endpoint, incarnation=7)
+    with Server(
+        service, queue_depth=queue_depth, queue_bytes=queue_bytes, secret=secret, budget_bytes=2**30, incarnation=7
+    ) as server:
+        replica = Replica(
+            service="echo", kind="encode", index=0, endpoint=server.endpoint, incarnation=7, sealed=bool(secret)
+        )
         write_directory(path, directory=Directory(epoch=1, replicas=[replica]))
         yield server, path
 
@@ -64,6 +75,9 @@ class Peer:
 
     def receive(self) -> Message:
         return unpack(self._socket.recv_multipart())
+
+    def receive_raw(self) -> list[bytes]:
+        return self._socket.recv_multipart()
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -231,3 +245,201 @@ def test_a_stopped_server_says_so(tmp_path: Path) -> None:
     assert not server.serving
     with pytest.raises(RuntimeError, match="not serving"):
         server.stats(timeout_seconds=1)
+
+
+def test_report_24_the_whole_window_is_filled_again_after_a_stall(tmp_path: Path) -> None:
+    """https://github.com/PrimeIntellect-ai/prime-rl/pull/1372: after a pause only one slot is refilled."""
+    service = Gated(context(tmp_path, max_batch=8))
+    with (
+        serving(service, tmp_path, queue_depth=8) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+    ):
+
+        def submit(number: int) -> list[Future[Reply]]:
+            args = EchoArgs(text="x")
+            return [client.submit("echo", args, reply=EchoReply, deadline_seconds=60) for _ in range(number)]
+
+        futures = submit(1)
+        assert service.began.acquire(timeout=SECONDS)  # the stall: the first is being computed, nothing is answered
+        futures += submit(39)
+        for running, waiting in ((1, 7), (7, 1), (1, 7), (7, 1)):
+            until(server, lambda queued, waiting=waiting: queued.get("rank-0", 0) == waiting)
+            service.permits.release()  # its answers free as many places, and all of them are taken
+            assert service.began.acquire(timeout=SECONDS)
+            assert len(service.batches[-1]) == running
+        service.permits.release(100)
+        for future in futures:
+            future.result(SECONDS)
+
+
+class Dead(Echo):
+    """Its computing ends the thread that computes, as a crash inside a library may."""
+
+    def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
+        raise SystemExit(1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_report_21_a_replica_whose_engine_died_does_not_pass_for_alive(tmp_path: Path) -> None:
+    """https://github.com/vllm-project/vllm/issues/53157: the engine is dead, the endpoint answers 200. Here whoever
+    asks is told; and a replica is published only after its service answered a real request (`test_hosting`)."""
+    with (
+        serving(Dead(context(tmp_path)), tmp_path) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+    ):
+        assert server.stats(timeout_seconds=SECONDS).requests == 0
+        future = client.submit("echo", EchoArgs(text="x"), reply=EchoReply, deadline_seconds=1)
+        limit = time.monotonic() + SECONDS
+        while server.serving:
+            assert time.monotonic() < limit
+        with pytest.raises(RuntimeError, match="not serving"):
+            server.stats(timeout_seconds=SECONDS)
+        with pytest.raises(UnreachableError):
+            future.result(SECONDS)
+
+
+class Fickle(Echo):
+    """Quick until it is told to take long."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
+        if any(call.args.text == "long" for call in calls):
+            self.began.set()
+            assert self.go_on.wait(SECONDS)
+        return super().compute(method, calls)
+
+
+def test_report_22_a_replica_that_computes_for_long_tells_so_instead_of_looking_dead(tmp_path: Path) -> None:
+    """https://github.com/sgl-project/sglang/issues/22511: no replies for 20 s, declared unhealthy. Here the counters
+    are told even while the I/O thread computes, which it does for batches that were quick so far; and the connection
+    is kept alive by ZeroMQ's own thread."""
+    service = Fickle(context(tmp_path, max_batch=1))
+    with (
+        serving(service, tmp_path) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+    ):
+        for _ in range(50):  # quick ones, so that the next is computed by the I/O thread
+            client.call("echo", EchoArgs(text="x"), reply=EchoReply, deadline_seconds=SECONDS)
+        future = client.submit("echo", EchoArgs(text="long"), reply=EchoReply, deadline_seconds=SECONDS)
+        assert service.began.wait(SECONDS)
+        assert server.stats(timeout_seconds=SECONDS).requests == 50
+        assert server.stats(timeout_seconds=SECONDS).computing_seconds > 0
+        service.go_on.set()
+        assert future.result(SECONDS).body.text == "long"
+        assert server.stats(timeout_seconds=SECONDS).computing_seconds == 0
+
+
+@pytest.mark.parametrize("bytes_", [10, 10_000, 1_000_000])
+def test_sealed_replicas_serve_those_of_their_run(tmp_path: Path, bytes_: int) -> None:
+    """Inline and in shared memory."""
+    data = np.arange(bytes_, dtype=np.uint8)
+    with (
+        serving(Echo(context(tmp_path)), tmp_path, secret=b"s" * 32) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0", secret=b"s" * 32)) as client,
+    ):
+        for _ in range(3):
+            reply = client.call(
+                "echo", EchoArgs(text="x"), reply=EchoReply, tensors={"x": data}, deadline_seconds=SECONDS
+            )
+            np.testing.assert_array_equal(reply.tensors["x"], data)
+        assert server.stats(timeout_seconds=SECONDS).violations == 0
+
+
+def test_a_client_without_the_token_is_told_what_it_lacks(tmp_path: Path) -> None:
+    with (
+        serving(Echo(context(tmp_path)), tmp_path, secret=b"s" * 32) as (_, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0", secret=b"")) as client,
+        pytest.raises(RefusedError, match="no token of that run"),
+    ):
+        client.call("echo", EchoArgs(text="x"), reply=EchoReply, deadline_seconds=SECONDS)
+
+
+def test_a_client_with_another_runs_token_gets_nothing_and_learns_why(tmp_path: Path) -> None:
+    with (
+        serving(Echo(context(tmp_path)), tmp_path, secret=b"s" * 32) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0", secret=b"o" * 32)) as client,
+    ):
+        with pytest.raises(UnreachableError, match="of another run"):
+            client.call("echo", EchoArgs(text="x"), reply=EchoReply, deadline_seconds=0.5)
+        assert server.stats(timeout_seconds=SECONDS).requests == 0
+
+
+def test_messages_that_were_changed_on_their_way_are_counted_and_end_the_connection(tmp_path: Path) -> None:
+    with serving(Echo(context(tmp_path)), tmp_path, secret=b"s" * 32) as (server, _):
+        peer = Peer(server.endpoint)
+        with closing(peer):
+            nonce = new_nonce()
+            peer.send(*pack(Header(kind=Kind.HELLO, identity="rank-0", incarnation=1, service="echo", nonce=nonce)))
+            seals = accept_challenge(b"s" * 32, peer.receive_raw(), nonce=nonce)
+            hello = seals.close(pack(Header(kind=Kind.HELLO, identity="rank-0", incarnation=1, service="echo")))
+            peer.send(*hello)
+            assert unpack(seals.open(peer.receive_raw())).header.kind is Kind.WELCOME
+            for _ in range(3):
+                peer.send(*hello)  # once more: recorded and played again
+            while unpack(seals.open(peer.receive_raw())).header.kind is not Kind.GOAWAY:
+                pass
+        assert server.stats(timeout_seconds=SECONDS).banned == 1
+
+
+@pytest.mark.parametrize("bind", ["tcp://*:*", "tcp://0.0.0.0:0", "tcp://[::]:*"])
+def test_no_replica_listens_everywhere_without_a_token(tmp_path: Path, bind: str) -> None:
+    with pytest.raises(ConfigError, match="open to everybody"):
+        Server(Echo(context(tmp_path)), queue_depth=1, bind=bind).start()
+
+
+def test_large_requests_beyond_the_credit_in_bytes_wait_at_the_client(tmp_path: Path) -> None:
+    """S3: what a replica holds of a rank stays within the grant, one request of any size apart."""
+    service = Gated(context(tmp_path, max_batch=1))
+    data = {"x": np.zeros(100_000, np.uint8)}
+    with (
+        serving(service, tmp_path, queue_depth=8, queue_bytes=250_000) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+    ):
+        futures = [
+            client.submit("echo", EchoArgs(text="x"), reply=EchoReply, tensors=data, deadline_seconds=60)
+            for _ in range(10)
+        ]
+        seen = 0
+        for _ in futures:
+            assert service.began.acquire(timeout=SECONDS)
+            seen = max(seen, server.stats(timeout_seconds=SECONDS).queued_bytes)
+            service.permits.release()
+        for future in futures:
+            future.result(SECONDS)
+        assert server.stats(timeout_seconds=SECONDS).violations == 0
+    assert 100_000 <= seen <= 250_000
+
+
+def until_cancelled(server: Server) -> None:
+    limit = time.monotonic() + SECONDS
+    while not server.stats(timeout_seconds=SECONDS).cancelled:
+        assert time.monotonic() < limit
+
+
+def test_an_asyncio_program_asks_many_at_once_and_cancelling_a_task_frees_its_place(tmp_path: Path) -> None:
+    service = Gated(context(tmp_path, max_batch=1))
+
+    async def use(path: Path, server: Server) -> list[str]:
+        async with AsyncServiceClient(ServiceClient(path, service="echo", identity="rank-0")) as client:
+
+            async def ask(text: str) -> str:
+                reply = await client.call("echo", EchoArgs(text=text), reply=EchoReply, deadline_seconds=SECONDS)
+                return str(reply.body.text)
+
+            tasks = [asyncio.create_task(ask(f"{number}")) for number in range(4)]
+            assert await asyncio.to_thread(service.began.acquire, timeout=SECONDS)
+            await asyncio.to_thread(until, server, lambda queued: queued.get("rank-0", 0) == 1)
+            tasks[1].cancel()
+            await asyncio.to_thread(until_cancelled, server)
+            service.permits.release(100)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            with pytest.raises(RefusedError, match="the text is 'refuse'"):
+                await ask("refuse")
+            return [str(one) if isinstance(one, str) else type(one).__name__ for one in found]
+
+    with serving(service, tmp_path, queue_depth=2) as (server, path):
+        assert asyncio.run(use(path, server)) == ["0", "CancelledError", "2", "3"]
+        assert server.stats(timeout_seconds=SECONDS).cancelled == 1

@@ -300,6 +300,40 @@ def test_a_service_goes_where_learner_says() -> None:
     ]
 
 
+def test_what_all_ranks_may_queue_at_a_replica_is_within_half_of_its_memory() -> None:
+    for plan in (resolved(LOCAL), resolved(LOCAL, overrides=["services.encoder.resources.memory=256Mi"])):
+        for learner in plan.learners:
+            for service in learner.services:
+                assert 0 < service.queue_bytes <= 64 * 2**20
+                assert service.queue_bytes * (learner.world_size + 1) <= service.memory // 2
+
+
+def test_a_queue_that_could_fill_a_replica_is_refused_with_what_fits() -> None:
+    text = LOCAL.replace("{kind: sample}", "{kind: sample, queue_bytes: 200Mi}")
+    found = only(text)
+    assert "3 clients of sampler with 200Mi each may fill more than half of a replica's 1Gi" in found.message
+    assert "at most queue_bytes: 174762Ki, or resources.memory of 1200Mi" in found.hint
+    fits = resolved(text.replace("200Mi", "174762Ki")).home.services
+    assert next(one for one in fits if one.name == "sampler").queue_bytes == 174762 * 1024
+
+
+def test_a_model_lies_in_the_learners_own_bucket_and_only_where_a_kind_serves_one() -> None:
+    plain = resolved(LOCAL)
+    text = LOCAL.replace("{kind: encode", '{kind: encode, model: "{bucket}/models/t5"')
+    assert text != LOCAL
+    plan = resolved(text)
+    encoder = next(one for one in plan.home.services if one.kind == "encode")
+    assert encoder.model.endswith("/models/t5")
+    assert "{" not in encoder.model
+    assert '"model":"' in encoder.write_json().replace(" ", "")
+    assert '"model":"' not in "".join(one.write_json().replace(" ", "") for one in plain.home.services)
+    found = only(LOCAL.replace("{kind: sample}", "{kind: sample, model: /models/x}"))
+    assert "service sampler of kind sample takes no model" in found.message
+    assert "{place} is not a placeholder" in only(text.replace("{bucket}/models", "{place}/models")).message
+    shared = GPU + "  judge: {kind: evaluate, shared: true, model: /models/clip}\n"
+    assert any("serves the model of its own stack" in one.message for one in refused(shared, facts=regions()))
+
+
 def test_sync_with_one_learner_warns() -> None:
     plan = resolved(GPU + "sync: {}\n", facts=regions())
     assert "sync with one learner: outer rounds have nothing to merge with" in plan.warnings

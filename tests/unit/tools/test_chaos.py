@@ -12,7 +12,7 @@ from tools.chaos import sync
 from tools.chaos.schedule import KINDS, Fault, Kind, make_schedule, union_seconds
 
 GOOD = sync.Outcome(
-    rounds=100, merged_steps=3200, seconds=100.0, loss=0.6, ledger_imbalance=0, learners_agree=True, lost_samples=32,
+    rounds=100, merged_steps=3200, loss=0.6, ledger_imbalance=0, learners_agree=True, lost_samples=32,
     restarts=3, blocked_seconds=1.0,
 )  # fmt: skip
 
@@ -76,7 +76,11 @@ def test_a_stopped_learner_is_back_with_its_first_step_after_it_may_run() -> Non
     ],
 )
 def test_dead_time_is_that_of_those_who_could_not_train(mode: str, kind: Kind, want: float) -> None:
-    assert sync.dead_seconds([injection(kind, start=10)], [5.0], mode=mode, ahead=3.0) == want
+    assert sync.dead_seconds([injection(kind, start=10)], [5.0], mode=mode, ahead=3.0, end=99.0) == want
+
+
+def test_dead_time_after_the_end_does_not_count() -> None:
+    assert sync.dead_seconds([injection("kill learner", start=10)], [5.0], mode="barrier", ahead=0, end=11.0) == 4.0
 
 
 @pytest.mark.parametrize(

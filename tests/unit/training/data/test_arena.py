@@ -1,4 +1,4 @@
-"""Shared memory of a rank and its loader workers: nothing overwritten, nothing left, and refused where it is too much."""
+"""Memory shared by a rank and its loader workers: nothing overwritten, nothing left, too much of it refused."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_batches_lie_in_the_arena_and_are_what_the_rank_would_have_prepared(data
             batch = loader.next(SECONDS)
             assert batch.images.tobytes() == want
             assert batch.images.flags.writeable
+            del batch
         slots = arena_of(loader).file.slots
         assert slots == 5
-        del batch
         with loader._changed:
             assert loader._changed.wait_for(lambda: loader.ready == 3, SECONDS)
         assert arena_of(loader).free == slots - 3

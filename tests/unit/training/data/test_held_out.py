@@ -11,6 +11,8 @@ from spec.errors import DataError
 from spec.shards import path_of, read_samples
 from spec.train import ModelConfig
 from tests.builders.object_store import environment_of, serve_objects
+from tests.builders.pictures import encoded, picture
+from tests.builders.tar_datasets import Picture, make_tar_dataset
 from training.data.audit import audit
 from training.data.held_out import held_out, held_out_text
 from training.data.loader import Loader
@@ -58,3 +60,17 @@ def test_a_dataset_in_a_bucket_gives_the_same_samples_and_batches(dataset: str, 
         np.testing.assert_array_equal(one.noise, other.noise)
         assert (one.ids, one.captions) == (other.ids, other.captions)
         assert audit(uri, cache=cache) == audit(dataset)
+
+
+def test_encoded_images_come_in_the_wanted_shape_and_damaged_ones_are_left_out(tmp_path: Path) -> None:
+    some = [Picture(encoded(picture(number, width=20, height=30)), 20, 30) for number in range(12)]
+    some[8] = some[8]._replace(data=some[8].data[:100])
+    uri = make_tar_dataset(tmp_path / "pictures", train=some[:6], test=some[6:])
+    images, labels, captions = held_out(uri, count=4, start=1, shape=(16, 16, 3))
+    assert images.shape == (4, 3, 16, 16)
+    assert captions == [f"picture {number}" for number in (7, 9, 10, 11)]
+    assert labels.tolist() == [0, 2, 3, 4]
+    with pytest.raises(DataError, match=r"samples 1\.\.6 are asked for, the dataset has 5 that can be used"):
+        held_out(uri, count=5, start=1, shape=(16, 16, 3))
+    with pytest.raises(DataError, match="size has to be said"):
+        held_out(uri, count=1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from spec.errors import ConfigError, DataError
@@ -53,13 +54,18 @@ def a_loader(dataset: str | list[str], **changes: Any) -> Loader:
     arguments: dict[str, Any] = {
         "seed": 3, "learner": "east", "start_position": 0, "batch": 12, "rank": 0, "world_size": 1, "workers": 0,
         "prefetch": 4, "model": MODEL,
+        "cache": path_of(dataset if isinstance(dataset, str) else dataset[0]).parents[1] / "cache",
     }  # fmt: skip
-    cache = path_of(dataset if isinstance(dataset, str) else dataset[0]).parents[1] / "cache"
-    return Loader(dataset, **(arguments | {"cache": cache} | changes))
+    return Loader(dataset, **(arguments | changes))
 
 
 def content(some: list[LocalBatch]) -> list[tuple[Any, ...]]:
     return [(one.position, one.ids, one.captions, one.images.tobytes(), one.noise.tobytes()) for one in some]
+
+
+def images_of(some: list[LocalBatch]) -> dict[int, NDArray[np.float32]]:
+    """By sample."""
+    return {number: image for batch in some for number, image in zip(batch.ids, batch.images, strict=True)}
 
 
 def test_images_of_any_size_come_in_the_models_size(dataset: str) -> None:
@@ -81,28 +87,25 @@ def test_every_epoch_gives_every_sample_once_cropped_in_another_place(dataset: s
     some = batches(dataset, 10)
     ids = [number for batch in some for number in batch.ids]
     assert sorted(ids[:60]) == sorted(ids[60:]) == list(range(60))
-    seen = {number: image for batch in some[:5] for number, image in zip(batch.ids, batch.images, strict=True)}
-    again = {number: image for batch in some[5:] for number, image in zip(batch.ids, batch.images, strict=True)}
+    seen, again = images_of(some[:5]), images_of(some[5:])
     wide = [number for number in range(60) if number % 4 in (1, 2)]
     assert sum(seen[one].tobytes() != again[one].tobytes() for one in wide) > 25
 
 
 def test_the_crop_of_a_sample_does_not_depend_on_its_neighbours(dataset: str) -> None:
     """Report 12 (pytorch#41329): it depends on seed, source, epoch and sample alone."""
-    whole = {n: image for b in batches(dataset, 5) for n, image in zip(b.ids, b.images, strict=True)}
-    other = {
-        n: image for b in batches(dataset, 12, batch=5, workers=2) for n, image in zip(b.ids, b.images, strict=True)
-    }
+    whole = images_of(batches(dataset, 5))
+    other = images_of(batches(dataset, 12, batch=5, workers=2))
     assert all(other[number].tobytes() == image.tobytes() for number, image in whole.items())
-    seeded = {n: image for b in batches(dataset, 5, seed=4) for n, image in zip(b.ids, b.images, strict=True)}
+    seeded = images_of(batches(dataset, 5, seed=4))
     assert sum(seeded[number].tobytes() != image.tobytes() for number, image in whole.items()) > 25
 
 
 def test_half_of_the_images_are_mirrored_where_that_is_wanted(dataset: str) -> None:
-    plain = {n: image for b in batches(dataset, 5, crop=False) for n, image in zip(b.ids, b.images, strict=True)}
+    plain = images_of(batches(dataset, 5, crop=False))
     some = batches(dataset, 5, crop=False, flip=True)
     mirrored = 0
-    for number, image in ((n, image) for b in some for n, image in zip(b.ids, b.images, strict=True)):
+    for number, image in images_of(some).items():
         if image.tobytes() != plain[number].tobytes():
             assert np.array_equal(image[:, :, ::-1], plain[number])
             mirrored += 1
@@ -112,7 +115,7 @@ def test_half_of_the_images_are_mirrored_where_that_is_wanted(dataset: str) -> N
 def test_plain_pixels_come_without_noise_and_with_the_same_times(dataset: str) -> None:
     (plain,), (usual,) = batches(dataset, 1, is_plain=True, workers=1), batches(dataset, 1)
     assert (plain.images.dtype, plain.images.shape, plain.noise.size) == (np.uint8, (12, 16, 16, 3), 0)
-    assert np.array_equal(to_unit(plain.images.transpose(0, 3, 1, 2)), usual.images)
+    assert np.array_equal(to_unit(plain.images.view(np.uint8).transpose(0, 3, 1, 2)), usual.images)
     assert np.array_equal(plain.time, usual.time)
 
 
@@ -221,7 +224,7 @@ def test_too_much_damage_is_an_error_that_stays(dataset: str, workers: int) -> N
         for _ in range(2):
             with pytest.raises(DataError, match=r"more than 10.0%: \d+ checksum") as caught:
                 [loader.next(SECONDS) for _ in range(10)]
-        assert caught.value.where == dataset
+            assert caught.value.where == dataset
 
 
 def test_a_dataset_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> None:
