@@ -19,7 +19,7 @@ from spec.facts import SharedService, Site
 from spec.machines import parse_gpu
 from spec.names import LONGEST_POD_PREFIX
 from spec.plan import LearnerPlan, Plan, ServicePlan
-from spec.service_placement import DEFAULT_CPU, DEFAULT_MEMORY, MOST_QUEUE_BYTES, SHARED_CLIENTS, queue_share
+from spec.service_placement import DEFAULT_CPU, DEFAULT_MEMORY, MOST_QUEUE_BYTES, SHARED_CLIENTS, model_of, queue_share
 from spec.services import ServiceConfig
 from spec.units import parse_bytes, parse_cpu
 
@@ -64,7 +64,7 @@ class SharedServices:
 def shared_plan(shared: SharedServices) -> Plan:
     """The plan that the host in the head reads."""
     replicas = [
-        _replica(f"{name}-{index}", service)
+        _replica(name, service, index=index, bucket=shared.bucket)
         for name, service in sorted(shared.services.items())
         for index in range(service.replicas)
     ]
@@ -135,17 +135,18 @@ def holdings(shared: SharedServices) -> dict[str, dict[str, float]]:
     return found
 
 
-def _replica(name: str, service: ServiceConfig) -> ServicePlan:
+def _replica(name: str, service: ServiceConfig, *, index: int, bucket: str) -> ServicePlan:
     asked = service.resources
     gpu = parse_gpu(asked.gpu) if asked.gpu else None
     memory = asked.memory if asked.memory is not None else DEFAULT_MEMORY
     share = min(MOST_QUEUE_BYTES, queue_share(memory, clients=SHARED_CLIENTS))
     return ServicePlan(
-        name=name, kind=service.kind, replicas=1,
+        name=f"{name}-{index}", answers_to=name, kind=service.kind, replicas=1,
         cpu=asked.cpu if asked.cpu is not None else DEFAULT_CPU, memory=memory,
         gpus=gpu.count if gpu else 0, gpu=gpu.gpu if gpu else None,
         queue_depth=service.queue_depth, max_batch=service.max_batch,
         queue_bytes=service.queue_bytes or share, max_delay_ms=service.max_delay_ms,
+        model=model_of(service, bucket=bucket),
     )  # fmt: skip
 
 

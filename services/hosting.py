@@ -319,10 +319,11 @@ class ServiceHosts:
             path=self._classes[slot.plan.kind],
             context=ServiceContext(
                 kind=slot.plan.kind,
-                name=slot.plan.name,
+                name=slot.plan.answers_to or slot.plan.name,
                 cache_dir=Path(self._cache_dir),
                 manifest=self._manifest,
                 max_batch=slot.plan.max_batch,
+                model=slot.plan.model,
             ),
             plan=slot.plan,
             incarnation=slot.incarnation,
