@@ -4,7 +4,7 @@ EXPERIMENT ?= recipes/digits.yaml
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help setup train test check fix lock bench schemas clean tools cluster cluster-down e2e image preview up down
+.PHONY: help setup train test check fix lock bench schemas clean tools cluster cluster-down e2e image preview up down chaos
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ schemas: setup ## write the JSON Schemas of spec/schemas again
 
 bench: setup ## measured claims: prints ratios, writes benchmarks/results/
 	@$(BIN)/python -m benchmarks
+
+chaos: setup ## the fault campaign: SCENARIO=sync (processes and links) or models (a million random steps of the protocols); SEEDS="0 1"
+	@$(if $(filter models,$(SCENARIO)),GKR_CHAOS_STEPS=1000000 $(BIN)/python -m pytest -q tests/property,$(BIN)/python -m tools.chaos $(or $(SCENARIO),sync) $(if $(SEEDS),--seeds $(SEEDS)))
 
 clean: ## remove runs and local buckets (asks nothing; keeps .venv)
 	@rm -rf runs .gkr
