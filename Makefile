@@ -58,7 +58,7 @@ bench: setup ## measured claims: prints ratios, writes benchmarks/results/
 	@$(BIN)/python -m benchmarks
 
 chaos: setup ## the fault campaign: SCENARIO=sync (processes and links) or models (a million random steps of the protocols); SEEDS="0 1"
-	@$(if $(filter models,$(SCENARIO)),GKR_CHAOS_STEPS=1000000 $(BIN)/python -m pytest -q tests/property,$(BIN)/python -m tools.chaos $(or $(SCENARIO),sync) $(if $(SEEDS),--seeds $(SEEDS)))
+	@$(if $(filter models,$(SCENARIO)),GKR_CHAOS_STEPS=1000000 $(BIN)/python -m pytest -q --timeout 3600 tests/property,$(BIN)/python -m tools.chaos $(or $(SCENARIO),sync) $(if $(SEEDS),--seeds $(SEEDS)))
 
 clean: ## remove runs and local buckets (asks nothing; keeps .venv)
 	@rm -rf runs .gkr

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -59,13 +61,22 @@ class Slow(Service):
 class Fifo(Scheduler[ClientId]):
     """What ours is compared with: arrival order over all clients."""
 
+    def __init__(self, *, grant: int, max_batch: int) -> None:
+        super().__init__(grant=grant, max_batch=max_batch)
+        self._arrivals: deque[Ticket[ClientId]] = deque()
+
+    def offer(self, ticket: Ticket[ClientId]) -> None:
+        """To the end of the one queue."""
+        self.hold(ticket.client, ticket.request)
+        self._arrivals.append(ticket)
+
     def next_batch(self, now: float) -> Batch[ClientId] | None:
         """The oldest request."""
-        heads: list[Ticket[ClientId]] = [queue.tickets[0] for queue in self._queues.values() if queue.tickets]
-        if not heads:
-            return None
-        oldest = min(heads, key=lambda ticket: ticket.arrived)
-        return Batch([self._queues[oldest.client].tickets.popleft()], [])
+        return Batch([self._arrivals.popleft()], []) if self._arrivals else None
+
+    def ready_at(self) -> float:
+        """At once, if there is one."""
+        return 0.0 if self._arrivals else math.inf
 
 
 class FifoReception(Reception):

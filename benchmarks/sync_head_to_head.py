@@ -36,7 +36,7 @@ from spec.experiment import DataSource
 from spec.fold import fold
 from spec.sync import SyncConfig
 from spec.train import TrainConfig
-from tools.fleet import Fleet, make_plan, write_json
+from tools.fleet import Fleet, make_plan, wait_for_all, write_json
 from training.processes import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +110,7 @@ def ours(
             list(learners), with_kills=with_kills, kill=lambda name: bool(fleet.signal_learner(name, signal.SIGKILL)),
             has_begun=lambda: all(page is not None and page.steps_run for page in map(fleet.page, learners)),
         )  # fmt: skip
-        fleet.wait(deadline_seconds=DEADLINE_SECONDS, each_tick=killer.tick)
+        wait_for_all([fleet], deadline_seconds=DEADLINE_SECONDS, each_tick=killer.tick)
     events = fleet.events()
     summary = fold(events, plan)
     assert summary.sync is not None

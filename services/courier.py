@@ -249,7 +249,7 @@ class Courier:
                     break
         finally:
             self._turning.release()
-        if ready or self._changes != self._watched:  # our thread waits for less than there is
+        if ready or (self._watching and self._changes != self._watched):  # our thread waits for less than there is
             self._waker.notify()
 
     def _submit(self, parcel: Parcel) -> None:
@@ -290,14 +290,14 @@ class Courier:
             # Descriptors of sockets that are closed later are no harm: whoever closes them wakes us or lets us look.
             watched = [link.socket.getsockopt(zmq.FD) for link in self._links.values()]
             watched += [link.monitor.getsockopt(zmq.FD) for link in self._links.values()]
-            self._watched = self._changes
             if self._inbox or self._ready(wait_ms=0):
                 return
             wake_at = self._wake_at(time.monotonic())
+            self._watched = self._changes
+            self._watching = True  # from here on whoever takes something away, or adds to it, wakes us
         poll = select.poll()
         for descriptor in (self._waker.fd, *watched):
             poll.register(descriptor, select.POLLIN)
-        self._watching = True
         if not self._leading.locked():
             poll.poll(max(0, math.ceil((wake_at - time.monotonic()) * 1000)))
         self._watching = False

@@ -166,6 +166,9 @@ class Dispatcher(Generic[LinkT]):
         return min((pending.expires for pending, _ in self._live()), default=None)
 
     def _choose(self, pending: Pending, now: float) -> LinkT | None:
+        if len(self._links) == 1:  # no choice
+            [(name, link)] = self._links.items()
+            return name if link.takes(pending) else None
         sound = {name for name, link in self._links.items() if self._is_sound(link, now)}
         # One replica that breaks is better than none: it may be the request.
         usable = [name for name, link in self._links.items() if link.takes(pending) and (name in sound or not sound)]

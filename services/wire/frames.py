@@ -214,6 +214,8 @@ def pack(header: Header, body: bytes = _NOTHING, *, raw: Sequence[Buffer] = ()) 
 
 def request_bytes(body: Buffer, *, specs: Sequence[TensorSpec]) -> int:
     """What a request takes of the credit in bytes; both sides count it the same way."""
+    if not specs:
+        return len(body)
     return len(body) + sum(math.prod(one.shape) * _DTYPES[one.dtype].itemsize for one in specs)
 
 

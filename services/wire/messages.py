@@ -19,9 +19,9 @@ class EncodeArgs(Struct, frozen=True, kw_only=True):
 
 
 class EncodeReply(Struct, frozen=True, kw_only=True):
-    """Tensors: `embeddings` float32 [captions, width]; if asked for `tokens` float32 [captions, length, width], 0 behind
-    a caption's end, and `mask` uint8 [captions, length], 1 where there is a token. The length is always the encoder's
-    limit."""
+    """Tensors: `embeddings` float32 [captions, width]; if asked for, `tokens` float32 [captions, length, width], 0
+    behind a caption's end, and `mask` uint8 [captions, length], 1 where there is a token. The length is always the
+    encoder's limit."""
 
     encoder: str
     """Fingerprint of the encoder's weights and settings; embeddings of two fingerprints are never mixed."""

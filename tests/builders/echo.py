@@ -71,6 +71,15 @@ class Gated(Echo):
         return super().compute(method, calls)
 
 
+class Hanging(Echo):
+    """Computes for ever when told to."""
+
+    def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
+        if any(call.args.text == "hang" for call in calls):
+            threading.Event().wait(3600)
+        return super().compute(method, calls)
+
+
 class Dying(Echo):
     """Never becomes ready: a bug."""
 

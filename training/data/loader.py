@@ -2,12 +2,12 @@
 
 Promises: batch k of a loader that started at position p is bit for bit what any loader of the same (sources, weights,
 buckets, seed, learner, batch) gives for that position, whatever its world size (the ranks' slices put together),
-workers, prefetch, and deaths on the way. Positions are delivered in order, none skipped: an encoded image that cannot be
-used is replaced by rule and told, anything else that is damaged is an error, never a gap. At most `prefetch` batches
-exist at a time besides those that the caller keeps. A dead worker is replaced and what it held is prepared
-again; what one holds for much longer than is usual is handed to another as well, and the first answer counts. A
-position that ended two workers is tried by one that does nothing else and tells what it touches: the sample that ends
-it too counts as unusable. No Ray, no torch.
+workers, prefetch, and deaths on the way. Positions are delivered in order, none skipped: an encoded image that cannot
+be used is replaced by rule and told, anything else that is damaged is an error, never a gap. At most `prefetch` batches
+exist at a time besides those that the caller keeps. A dead worker is replaced and what it held is prepared again; what
+one holds for much longer than is usual is handed to another as well, and the first answer counts. A position that ended
+two workers is tried by one that does nothing else and tells what it touches: the sample that ends it too counts as
+unusable. No Ray, no torch.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from training.data.mixture import Mixture
 from training.data.order import sample_ids
 
 WINDOW = 1 << 18
+_BLOCK = 1 << 12
 KEPT_STARTS = 8
 """Starts of windows that a checkpoint holds: a learner that goes back does so by a few rounds, not by windows."""
 
@@ -52,7 +53,7 @@ class Refs:
     def __len__(self) -> int:
         return len(self.sample)
 
-    def __getitem__(self, rows: slice) -> Refs:
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Refs:
         return Refs(self.source[rows], self.sample[rows], self.epoch[rows])
 
 
@@ -91,6 +92,8 @@ class _Window:
     after: Start
     places: NDArray[np.int64]
     """Stream places in the order of the batches."""
+    refs: Refs
+    """The samples at these places."""
     firsts: NDArray[np.int64]
     """Where in `places` each batch begins, and behind the last the end."""
     buckets: NDArray[np.int64]
@@ -98,7 +101,7 @@ class _Window:
 
 
 class Plan:
-    """All batches of one learner. Not thread-safe: it keeps the window it worked on last."""
+    """All batches of one learner. Not thread-safe: it keeps what it worked on last."""
 
     def __init__(
         self,
@@ -120,6 +123,8 @@ class Plan:
         self._batches, self._size = np.array(batches, dtype=np.int64), window
         self._starts = {one.window: one for one in (Start(0, 0), *starts)}
         self._current: _Window | None = None
+        self._block = Batch(0, 0, self._refs(np.empty(0, dtype=np.int64)))
+        """With one bucket: some batches one behind the other, found at once because that costs little more than one."""
 
     @property
     def digest(self) -> str:
@@ -136,13 +141,17 @@ class Plan:
         """
         if len(self._batches) == 1:
             size = int(self._batches[0])
-            return Batch(position, 0, self._refs(np.arange(position, position + size, dtype=np.int64)))
+            first = position - self._block.position
+            if not 0 <= first <= len(self._block.refs) - size:
+                places = np.arange(position, position + max(1, _BLOCK // size) * size, dtype=np.int64)
+                self._block, first = Batch(position, 0, self._refs(places)), 0
+            return Batch(position, 0, self._block.refs[first : first + size])
         window = self._window_of(position)
         number = int(np.searchsorted(window.firsts, position - window.start.position))
         if window.firsts[number] != position - window.start.position:
             raise ValueError(f"no batch begins at position {position}")
-        places = window.places[window.firsts[number] : window.firsts[number + 1]]
-        return Batch(position, int(window.buckets[number]), self._refs(places))
+        rows = slice(int(window.firsts[number]), int(window.firsts[number + 1]))
+        return Batch(position, int(window.buckets[number]), window.refs[rows])
 
     def starts(self, position: int) -> list[Start]:
         """What a checkpoint at a position holds: the starts of its window and of some before it."""
@@ -174,10 +183,11 @@ class Plan:
     def _make(self, start: Start) -> _Window:
         fresh = np.arange(start.window * self._size, (start.window + 1) * self._size, dtype=np.int64)
         places = np.concatenate([np.array(start.carry, dtype=np.int64), fresh])
-        codes = self._codes(places)
+        refs = self._refs(places)
+        codes = self._codes(refs)
         # Stable, so that inside a bucket what was carried comes first and the stream keeps its order.
         order = np.argsort(codes, kind="stable")
-        places, codes = places[order], codes[order]
+        places, refs, codes = places[order], refs[order], codes[order]
         counts = np.bincount(codes, minlength=len(self._batches))
         whole = counts // self._batches
         begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
@@ -194,11 +204,10 @@ class Plan:
         self._starts[after.window] = after
         for one in [one for one in self._starts if 0 < one <= after.window - 2 * KEPT_STARTS]:
             del self._starts[one]
-        return _Window(start=start, after=after, places=places[index], firsts=firsts, buckets=number)
+        return _Window(start=start, after=after, places=places[index], refs=refs[index], firsts=firsts, buckets=number)
 
-    def _codes(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        refs = self._refs(places)
-        codes = np.empty(len(places), dtype=np.int64)
+    def _codes(self, refs: Refs) -> NDArray[np.int64]:
+        codes = np.empty(len(refs), dtype=np.int64)
         for number, source in enumerate(self._sources):
             own = refs.source == number
             codes[own] = 0 if source.buckets is None else source.buckets[refs.sample[own]]

@@ -75,7 +75,8 @@ class Quarantine:
     def add(self, bad: list[Bad], *, first: int, count: int, where: str) -> None:
         """Book one delivered batch of positions [first, first + count); DataError if there is too much damage."""
         hit = {one.position for one in bad}
-        for position in range(first, first + count):
+        self._row = self._row if hit else 0
+        for position in range(first, first + count) if hit else ():
             self._row = self._row + 1 if position in hit else 0
             if self._row >= self._limits.in_a_row:
                 raise self._too_much(f"{self._row} samples in a row cannot be used", where=where)

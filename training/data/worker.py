@@ -9,11 +9,12 @@ when its forkserver goes, which goes when the rank goes; nothing of it has a nam
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from multiprocessing import forkserver
@@ -40,6 +41,7 @@ TRIES = 100
 KILLED = "killed"
 """Reason of a sample that ended the workers that touched it."""
 _WRITEV_PARTS = 512
+_MIDDLE = Look()
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,17 @@ class Preparer:
         for row, (sample, epoch, source, skip) in enumerate(ticket.refs.tolist()):
             if begin is not None:
                 begin(row)
-            place = _Place(ticket.first + row, source, sample, epoch, bool(skip))
-            known.append(self._fill(pixels[row], place, bad))
+            one, reason = self._sources[source], KILLED
+            try:
+                if not skip:
+                    known.append(one.contents.fill(pixels[row], sample, look=self._look(one, sample, epoch)))
+                    continue
+            except Unusable as error:
+                reason = error.reason
+            wanted = Bad(ticket.first + row, source, sample, reason, -1)
+            other, found = self._replace(pixels[row], wanted, epoch=epoch)
+            known.append(found)
+            bad.append(replace(wanted, replacement=other))
         for one in bad:
             arrays["sample"][one.position - ticket.first] = one.replacement
         arrays["labels"][:] = [one.label for one in known]
@@ -160,34 +171,22 @@ class Preparer:
             self._scratch = np.empty(size, dtype=np.uint8)
         return self._scratch[:size].reshape(shape)
 
-    def _fill(self, out: NDArray[np.uint8], place: _Place, bad: list[Bad]) -> Known:
-        one = self._sources[place.source]
-        reason = KILLED
-        if not place.skip:
-            try:
-                return one.contents.fill(out, place.sample, look=self._look(one, place.sample, place.epoch))
-            except Unusable as error:
-                reason = error.reason
-        work = self._work
-        others = candidates(
-            one.source, sample=place.sample, position=place.position, seed=work.seed, learner=work.learner
-        )
+    def _replace(self, out: NDArray[np.uint8], bad: Bad, *, epoch: int) -> tuple[int, Known]:
+        """The first sample by rule that can take the place of a bad one."""
+        one, work = self._sources[bad.source], self._work
+        others = candidates(one.source, sample=bad.sample, position=bad.position, seed=work.seed, learner=work.learner)
         for other in islice(others, TRIES):
-            try:
-                known = one.contents.fill(out, other, look=self._look(one, other, place.epoch))
-            except Unusable:
-                continue
-            bad.append(Bad(place.position, place.source, place.sample, reason, other))
-            return known
+            with contextlib.suppress(Unusable):
+                return other, one.contents.fill(out, other, look=self._look(one, other, epoch))
         raise DataError(
-            f"sample {place.sample} cannot be used ({reason}), nor can any of those that could take its place",
+            f"sample {bad.sample} cannot be used ({bad.reason}), nor can any of those that could take its place",
             where=one.where,
             hint=REMEDY,
         )
 
     def _look(self, one: _Open, sample: int, epoch: int) -> Look:
         if one.looks is None:
-            return Look()
+            return _MIDDLE
         across, down, mirrored = one.looks.at(sample, epoch).random(3).tolist()
         if not self._work.crop:
             across = down = 0.5
@@ -206,14 +205,6 @@ class Preparer:
         if self._work.time_distribution == "uniform":
             return np.float32(generator.random(dtype=np.float32))
         return np.float32(1 / (1 + np.exp(-generator.standard_normal())))
-
-
-class _Place(NamedTuple):
-    position: int
-    source: int
-    sample: int
-    epoch: int
-    skip: bool
 
 
 def _open(files: SourceFiles, *, work: Work) -> _Open:

@@ -57,7 +57,8 @@ def test_ports_are_counted_as_the_host_in_the_head_counts_them() -> None:
 def test_a_shared_replica_has_room_for_many_ranks_it_does_not_know() -> None:
     for one in shared_plan(ULTRA).home.services:
         assert 0 < one.queue_bytes <= one.memory // 2 // SHARED_CLIENTS
-    asked = replace(ULTRA, services={"encoder": ServiceConfig(kind="encode", queue_bytes="1Mi", max_delay_ms=5)})
+    wanted = ServiceConfig.model_validate({"kind": "encode", "queue_bytes": "1Mi", "max_delay_ms": 5})
+    asked = replace(ULTRA, services={"encoder": wanted})
     [one] = shared_plan(asked).home.services
     assert (one.queue_bytes, one.max_delay_ms) == (2**20, 5)
 

@@ -18,8 +18,10 @@ from services.client import ServiceClient
 from services.directory import write_directory
 from services.hosting import PollResult, ReplicaDeath, ServiceHosts, start_services
 from services.service import Reply
+from spec.events import ServiceStats
 from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
+from spec.sync_keys import ENVIRONMENT, TOKEN
 from tests.builders.echo import EchoArgs, EchoReply
 
 pytestmark = [
@@ -32,7 +34,11 @@ ECHO = "tests.builders.echo:Echo"
 
 
 @pytest.fixture(scope="module")
-def small_ray() -> Generator[None]:
+def small_ray(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """With the keys of a run, as every process of a run has them."""
+    keys = tmp_path_factory.mktemp("keys")
+    (keys / TOKEN).write_text("t" * 64)
+    os.environ[ENVIRONMENT] = f"{keys}"
     ray.init(
         "local",
         num_cpus=2,
@@ -45,6 +51,7 @@ def small_ray() -> Generator[None]:
     )
     yield
     ray.shutdown()
+    del os.environ[ENVIRONMENT]
 
 
 def learner(*, replicas: int = 1, shared: list[str] | None = None) -> LearnerPlan:
@@ -55,6 +62,7 @@ def learner(*, replicas: int = 1, shared: list[str] | None = None) -> LearnerPla
         cpu=1,
         memory=2**30,
         queue_depth=8,
+        queue_bytes=2**20,
         max_batch=4,
         shared_endpoints=shared or [],
     )
@@ -131,6 +139,7 @@ def test_a_replica_killed_under_load_loses_nothing_and_doubles_nothing(tmp_path:
             successor = next(replica for replica in after.replicas if replica.index == 0)
             assert successor.incarnation > victim.incarnation
             assert after.epoch > before.epoch
+            assert all(replica.sealed for replica in after.replicas)
         texts = [future.result(SECONDS).body.text for future in futures]
 
         assert texts == [str(number) for number in range(600)]
@@ -140,7 +149,28 @@ def test_a_replica_killed_under_load_loses_nothing_and_doubles_nothing(tmp_path:
         assert "killed or crashed" in service.deaths[0].cause
         stats = service.poll().stats
         assert {row["replica"] for row in stats} == {0, 1}
+        events = [ServiceStats(time=0.0, source="driver/east", **row) for row in stats]
+        assert {(one.grant, one.grant_bytes) for one in events} == {(8, 2**20)}
+        assert {name for one in events for name in one.by_priority} == {"blocking"}
         assert "serves on tcp://" in (tmp_path / "logs" / "service-echo-0.log").read_text()
+
+
+@pytest.mark.usefixtures("small_ray")
+def test_a_replica_that_hangs_in_one_batch_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow: shares the Ray of this file. Busy is healthy until the longest time that a batch may take."""
+    with (
+        watched(tmp_path, path="tests.builders.echo:Hanging") as service,
+        closing(ServiceClient(service.path, service="echo", identity="rank-0")) as client,
+    ):
+        service.until_serving(1)
+        future = client.submit("echo", EchoArgs(text="hang"), reply=EchoReply, deadline_seconds=SECONDS)
+        assert service.poll().stats
+        assert not service.deaths
+        monkeypatch.setattr(hosting, "LONGEST_BATCH_SECONDS", 0.2)
+        service.until_serving(0, deaths=1)
+        future.cancel()
+
+    assert "one batch is being computed for" in service.deaths[0].cause
 
 
 @pytest.mark.usefixtures("small_ray")

@@ -52,7 +52,7 @@ def test_every_sample_of_the_stream_is_in_one_batch_of_its_own_bucket(
         for index, bucket in enumerate(one.buckets):
             places = one.places[one.firsts[index] : one.firsts[index + 1]]
             assert len(places) == batches[bucket]
-            assert set(made._codes(places).tolist()) == {bucket}
+            assert set(made._codes(made._refs(places)).tolist()) == {bucket}
         seen.update(one.places.tolist())
         # No third case: a place of the stream was used once, or is carried.
         assert sorted([*seen.elements(), *one.after.carry]) == list(range((number + 1) * window))
