@@ -65,6 +65,22 @@ def fetch_shards(uri: str, *, shards: Iterable[Shard], local: str) -> None:
             _fetch(bucket, shard=shard, path=path)
 
 
+def verify_file(shard: Shard, *, local: str) -> None:
+    """DataError unless a file of a dataset on this machine has the bytes that its manifest says."""
+    path = path_of(local).parent / shard.path
+    try:
+        size, sha256 = open_bucket(path_of(local).parent.as_uri()).digest(shard.path)
+    except MissingError as error:
+        raise DataError("a shard of the dataset does not exist", where=str(path), hint=REMEDY) from error
+    if (size, sha256) != (shard.bytes, shard.sha256):
+        raise DataError(
+            f"the shard is corrupt: {size} bytes, sha256 {sha256[:12]}; the manifest says {shard.bytes},"
+            f" {shard.sha256[:12]}",
+            where=str(path),
+            hint=REMEDY,
+        )
+
+
 def default_cache() -> Path:
     """The machine's folder for copies of datasets: in a pod inside the run's folder, which all its processes share."""
     run = os.environ.get("GKR_RUN_DIR")

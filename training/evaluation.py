@@ -148,7 +148,9 @@ class Evaluation:
         config = self._plan.train.evaluation if self._plan.train else None
         assert config is not None
         count = config.final_samples if published.final else config.samples
-        real = held_out(self._plan.home.data_manifest, count=count)
+        assert self._plan.train is not None
+        shape = self._plan.train.model.sample_shape
+        real = held_out(self._plan.home.data_manifest, count=count, shape=shape)
         images = self._sample(published, real=real, clients=clients)
         self._save(published, images=images, real=real)
         if "evaluate" not in clients:
@@ -182,7 +184,7 @@ class Evaluation:
             )
             tensors = (
                 {"embeddings": self._embed(real.captions[chosen], client=clients["encode"])}
-                if train.model.conditioning == "text"
+                if train.model.embedding_width is not None
                 else {}
             )
             reply = clients["sample"].call(

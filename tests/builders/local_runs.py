@@ -20,9 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 90.0
 
 
-def plan(
-    *names: str, synced: bool = True, run: str = "20261130-120000-abc123", link: LinkConfig | None = None
-) -> Plan:
+def plan(*names: str, synced: bool = True, run: str = "20261130-120000-abc123", link: LinkConfig | None = None) -> Plan:
     """A plan of learners with one rank each, all behind the same kind of link."""
     node = NodePlan(name="node-0", group="trainer", machine="local-cpu", ranks=2, cpu=1.0, memory=2**31, shm=2**28)
     learners = [

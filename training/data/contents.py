@@ -8,6 +8,7 @@ opened, so damage in it is always an error. numpy and Pillow only: loader worker
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -90,6 +91,17 @@ class Contents(Protocol):
 def open_contents(files: SourceFiles) -> Contents:
     """Of either format."""
     return TarContents(files) if files.index else RawContents(files)
+
+
+def fill_usable(contents: Contents, pixels: NDArray[np.uint8], *, samples: range) -> list[Known]:
+    """Write the first of `samples` that can be used into the rows of `pixels`, in order, until either is at its end."""
+    known: list[Known] = []
+    for sample in samples:
+        if len(known) == len(pixels):
+            break
+        with suppress(Unusable):
+            known.append(contents.fill(pixels[len(known)], sample, look=Look()))
+    return known
 
 
 class RawContents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from spec.errors import DataError
 from spec.shards import Sample, open_manifest, read_samples
 from storage.datasets import local_manifest, read_manifest
 from training.data.batch import to_unit
-from training.data.contents import Known, Look, Unusable, open_contents
+from training.data.contents import fill_usable, open_contents
 from training.data.work import open_source
 
 
@@ -81,12 +81,8 @@ def _contents(samples: list[Sample]) -> NDArray[np.uint8]:
 def _decoded(manifest_uri: str, *, count: int, start: int, cache: Path | None, shape: tuple[int, int, int]) -> HeldOut:
     _, files = open_source(manifest_uri, split="test", cache=cache)
     pixels = np.empty((count, *shape), dtype=np.uint8)
-    known: list[Known] = []
     with closing(open_contents(files)) as contents:
-        for number in range(start, files.samples):
-            if len(known) < count:
-                with suppress(Unusable):
-                    known.append(contents.fill(pixels[len(known)], number, look=Look()))
+        known = fill_usable(contents, pixels, samples=range(start, files.samples))
     if len(known) < count:
         raise _too_few(manifest_uri, start=start, count=count, have=start + len(known))
     return HeldOut(

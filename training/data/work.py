@@ -134,7 +134,13 @@ def check_shape(manifest: Manifest, *, model: AnyModelConfig, where: str) -> Non
 def open_source(uri: str, *, split: Split, cache: Path | None) -> tuple[Manifest, SourceFiles]:
     """One split of a dataset, its files on this machine."""
     local = local_manifest(uri, cache=cache, splits=(split,))
-    manifest, folder = open_manifest(local), path_of(local).parent
+    manifest = open_manifest(local)
+    return manifest, files_of(manifest, uri=uri, local=local, split=split)
+
+
+def files_of(manifest: Manifest, *, uri: str, local: str, split: Split) -> SourceFiles:
+    """One split of a dataset whose manifest and index are at `local`; who reads its shards brings them there."""
+    folder = path_of(local).parent
     # The index numbers the shards of both splits.
     shards = manifest.shards(split) if manifest.index is None else [*manifest.splits.train, *manifest.splits.test]
     files = SourceFiles(
@@ -148,13 +154,13 @@ def open_source(uri: str, *, split: Split, cache: Path | None) -> tuple[Manifest
     if not files.samples:
         raise DataError(f"the dataset has no samples in its split {split}", where=uri, hint="take another dataset")
     if manifest.index is None:
-        return manifest, files
+        return files
     path = folder / manifest.index.path
     open_index(path, samples=manifest.index.samples)
     if manifest.index.bytes <= HASHED_BYTES and hashlib.sha256(path.read_bytes()).hexdigest() != manifest.index.sha256:
         raise DataError("the dataset's index is not the one that was written", where=str(path), hint=REMEDY)
     first = 0 if split == "train" else manifest.count("train")
-    return manifest, replace(files, index=str(path), index_samples=manifest.index.samples, first_row=first)
+    return replace(files, index=str(path), index_samples=manifest.index.samples, first_row=first)
 
 
 def _open(uri: str, *, order: Order, model: AnyModelConfig, cache: Path | None) -> SourceFiles:

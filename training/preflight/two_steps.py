@@ -7,7 +7,7 @@ configured dtype, as the sharded trainer does.
 
 from __future__ import annotations
 
-from itertools import cycle, islice
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
@@ -18,11 +18,12 @@ from torch.func import functional_call
 from torch.optim.adamw import adamw
 
 from spec.errors import ConfigError, DataError
-from spec.shards import open_manifest, read_shard
+from spec.shards import open_manifest
 from spec.train import ModelConfig, TrainConfig
 from storage.datasets import fetch_shards, local_manifest
 from training.data.batch import to_unit
-from training.data.loader import check_shape
+from training.data.contents import fill_usable, open_contents
+from training.data.work import check_shape, files_of
 from training.models.families import make_network
 from training.models.network import initialise
 from training.step_batch import ImageBatch, StepBatch, TextBatch
@@ -79,20 +80,23 @@ def _batch(train: TrainConfig, *, uri: str, device: torch.device) -> StepBatch:
     if not manifest.splits.train:
         raise DataError("the manifest names no training shard", where=uri, hint="prepare the dataset again")
     fetch_shards(uri, shards=manifest.splits.train[:1], local=local)
-    view = read_shard(manifest.splits.train[0], uri=local, manifest=manifest)
-    samples = list(islice(cycle(view), min(train.batch, MAX_BATCH)))
-    content = np.stack([np.frombuffer(one.pixels, dtype=np.uint8) for one in samples])
+    files = files_of(manifest, uri=uri, local=local, split="train")
+    pixels = np.empty((min(train.batch, MAX_BATCH), *config.sample_shape), dtype=np.uint8)
+    with closing(open_contents(files)) as contents:
+        known = fill_usable(contents, pixels, samples=range(manifest.splits.train[0].samples))
+    if not known:
+        raise DataError("no sample of the first shard can be used", where=uri, hint="prepare the dataset again")
+    rows = np.arange(len(pixels)) % len(known)
     if not isinstance(config, ModelConfig):
-        return TextBatch(torch.from_numpy(content).long().to(device))
-    shape = manifest.shape
-    images = to_unit(content.reshape(len(samples), shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2))
+        return TextBatch(torch.from_numpy(pixels[rows].reshape(len(rows), -1)).long().to(device))
+    images = to_unit(pixels[rows].transpose(0, 3, 1, 2))
     random = np.random.Generator(np.random.Philox(key=[train.seed, 0]))
     arrays: dict[str, NDArray[Any]] = {
         "images": images,
         "noise": random.standard_normal(images.shape, dtype=np.float32),
-        "time": random.random(len(samples), dtype=np.float32),
-        "condition": _condition([one.label for one in samples], config=config, random=random),
-        "drop": random.random(len(samples)) < config.condition_dropout,
+        "time": random.random(len(rows), dtype=np.float32),
+        "condition": _condition([known[row].label for row in rows], config=config, random=random),
+        "drop": random.random(len(rows)) < config.condition_dropout,
     }
     return ImageBatch(**{name: torch.from_numpy(value).to(device) for name, value in arrays.items()})
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -230,9 +232,9 @@ def test_fragments_that_were_merged_at_different_times_balance_after_two_restart
     before anything is merged: it lost the 30 samples of that attempt, although its own cursor is beyond them.
     """
     clock = Clock()
-    ended = {"source": "d", "learner": "east", "cause": "SIGKILL"}
-    again = {"source": "d", "learner": "east", "mode": "shared", "step": 0, "position": 100}
-    held = {"merged": [140, 100], "merged_until": [140, 100]}
+    ended: dict[str, Any] = {"source": "d", "learner": "east", "cause": "SIGKILL"}
+    again: dict[str, Any] = {"source": "d", "learner": "east", "mode": "shared", "step": 0, "position": 100}
+    held: dict[str, Any] = {"merged": [140, 100], "merged_until": [140, 100]}
     log: list[Event] = [
         Restored(time=clock(), **{**again, "attempt": 1, "mode": "fresh", "position": 0, "samples_lost": 0}),
         AttemptEnded(time=clock(), **ended, attempt=1, samples_run=150, position=150),

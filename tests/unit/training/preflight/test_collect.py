@@ -18,6 +18,8 @@ from spec.shards import Manifest, Sample, Shape, Shard, Splits, pack_shard, seal
 from storage import open_bucket
 from storage.folder import Folder
 from tests.builders.object_store import environment_of, serve_objects
+from tests.builders.pictures import encoded, picture
+from tests.builders.tar_datasets import Picture, make_tar_dataset
 from training.preflight import collect
 from training.preflight import verdicts as v
 
@@ -234,6 +236,18 @@ def test_a_corrupt_a_short_and_a_missing_shard_fail_with_its_path(dataset: Path)
     check("the manifest says")
     paths[0].unlink()
     check("does not exist")
+
+
+def test_shards_of_encoded_images_are_verified_as_files(tmp_path: Path) -> None:
+    uri = make_tar_dataset(tmp_path / "pictures", train=[Picture(encoded(picture(one)), 32, 24) for one in range(9)])
+    assert collect.dataset(uri, pick="n").found.endswith("all 1 shards verified")
+    path = tmp_path / "pictures" / "train-0000.tar"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    problem = collect.dataset(uri, pick="n").problem
+    assert f"{path}: the shard is corrupt: {len(data) - 1} bytes" in problem
+    path.unlink()
+    assert "does not exist" in collect.dataset(uri, pick="n").problem
 
 
 def test_an_object_store_is_checked_like_a_folder_and_left_clean(

@@ -10,6 +10,8 @@ import pytest
 from services.prepare.__main__ import prepare
 from spec.errors import ConfigError, DataError
 from spec.train import LanguageModelConfig, ModelConfig, TrainConfig
+from tests.builders.pictures import encoded, picture
+from tests.builders.tar_datasets import Picture, make_tar_dataset
 from training.preflight.measurements import TwoSteps
 from training.preflight.two_steps import two_steps
 from training.preflight.verdicts import judge_two_steps
@@ -42,6 +44,15 @@ def test_a_language_model_takes_its_two_steps_on_text(tmp_path: Path) -> None:
     first, second = two_steps(train, manifest_uri=text)
     assert first == pytest.approx(math.log(256), abs=1e-4)
     assert second < first
+
+
+def test_encoded_images_are_brought_to_the_models_size(tmp_path: Path) -> None:
+    some = [Picture(encoded(picture(number)), 32, 24) for number in range(5)]
+    some[0] = some[0]._replace(data=some[0].data[:100])
+    pictures = make_tar_dataset(tmp_path / "pictures", train=some)
+    model = SMALL.model_copy(update={"image_size": 16, "channels": 3, "conditioning": "class"})
+    first, second = two_steps(TrainConfig(model=model, dtype="float32"), manifest_uri=pictures)
+    assert second < first < 10
 
 
 def test_a_learning_rate_that_explodes_is_seen(uri: str) -> None:

@@ -250,7 +250,7 @@ def test_a_chunk_with_a_flipped_bit_is_sent_again_and_the_others_are_not(tmp_pat
     world.east.close()
 
 
-@pytest.mark.parametrize(("value", "said"), [(np.nan, "not finite"), (np.inf, "not finite"), (1e3, "times the most of late")])
+@pytest.mark.parametrize(("value", "said"), [(np.nan, "not finite"), (np.inf, "not finite"), (1e3, "times the most")])
 def test_values_that_would_spoil_the_model(world: World, value: float, said: str) -> None:
     """What is far larger than what has come lately is an accident; there has to be something to compare with."""
     while world.status().version < Rules.norm_minimum:
