@@ -20,7 +20,7 @@ from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, GkrError, 
 from spec.events import read_events
 from spec.plan import Plan
 from spec.shards import Split, open_manifest, read_shard
-from storage.datasets import fetch_shards, local_manifest
+from storage.datasets import fetch_shards, local_manifest, verify_file
 from training.data.proof import Proof, prove
 from training.data.work import Delivery, Order, plan_work
 
@@ -43,11 +43,16 @@ def audit(manifest_uri: str, *, shards: int | None = None, cache: Path | None = 
     local = local_manifest(manifest_uri, cache=cache, splits=())
     manifest = open_manifest(local)
     seen: dict[int, str] = {}
-    read, size = 0, 0
+    read, size, samples = 0, 0, 0
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
         for shard in manifest.shards(split)[:shards]:
             fetch_shards(manifest_uri, shards=[shard], local=local)
+            read, size = read + 1, size + shard.bytes
+            if manifest.format == "tar":  # an id is a row of the index, so none can be there twice
+                verify_file(shard, local=local)
+                samples += shard.samples
+                continue
             for sample in read_shard(shard, uri=local, manifest=manifest):
                 if sample.id in seen:
                     raise DataError(
@@ -56,8 +61,7 @@ def audit(manifest_uri: str, *, shards: int | None = None, cache: Path | None = 
                         hint="a sample in both splits would be trained on and judged by; prepare the dataset again",
                     )
                 seen[sample.id] = shard.path
-            read, size = read + 1, size + shard.bytes
-    return Audit(manifest.digest, read, len(seen), size)
+    return Audit(manifest.digest, read, samples + len(seen), size)
 
 
 def audit_run(folder: Path, *, cache: Path | None = None) -> list[Proof]:
