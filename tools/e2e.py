@@ -1,8 +1,8 @@
-"""Tests that need a cluster: `make e2e`; with `-m engine` those that need the Pulumi engine.
+"""Tests that need a cluster, then those that need the Pulumi engine: `make e2e`; with `-m` only those of an expression.
 
 On the cluster of KUBECONFIG if that is given, which is left as it was found; else on the one-node cluster of
 `tools.bed`, which is built and brought up before and taken down after, also after a failure. Tests of the engine get
-it with two regions that the local stacks complete. One deadline over the tests.
+it with two regions that the local stacks complete. One deadline over the tests of each kind.
 """
 
 from __future__ import annotations
@@ -22,16 +22,24 @@ UP_SECONDS = 300
 DOWN_SECONDS = 180
 FAKE = "a3-ultra=64,a3-mega=32"
 """GPU nodes that tests of queues, fragmentation and explanations place on."""
-MARKERS = "cluster and not engine and not gpu and not images"
+MARKERS = ("cluster and not engine and not gpu and not images", "engine")
 
 
 def main() -> int:
     """Bring up, test, take down; the exit code of pytest, or of what failed before it."""
     parser = argparse.ArgumentParser(prog="python -m tools.e2e", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
-    parser.add_argument("--deadline-minutes", type=float, default=40.0, help="for the tests alone")
-    parser.add_argument("-m", "--markers", default=MARKERS, help="pytest -m expression")
+    parser.add_argument("--deadline-minutes", type=float, default=40.0, help="for the tests of one kind alone")
+    parser.add_argument("-m", "--markers", help="pytest -m expression (default: both kinds, one after the other)")
     options, rest = parser.parse_known_args()
+    if options.markers:
+        return _run_kind(rest, options)
+    # Paths or names on the command line mean tests of a cluster; those of the engine take their own call.
+    kinds = MARKERS[:1] if rest or os.environ.get("KUBECONFIG") else MARKERS
+    return max(_run_kind(rest, argparse.Namespace(**{**vars(options), "markers": one})) for one in kinds)
+
+
+def _run_kind(rest: list[str], options: argparse.Namespace) -> int:
     if os.environ.get("KUBECONFIG"):
         return _test(rest, options.markers, minutes=options.deadline_minutes)
     started = time.monotonic()

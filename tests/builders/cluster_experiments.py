@@ -83,9 +83,9 @@ class Look:
         return Summary.read_json((self.run.path / "summary.json").read_bytes())
 
 
-def delete_pod(connection: Connection, *, run: Run, learner: str, role: str) -> str:
-    """Take the first pod of a role away at once, as a lost machine would; its name."""
-    labels = {"gkr/run": run.name, "gkr/learner": learner, "gkr/role": role}
+def delete_pod(connection: Connection, *, run: Run, learner: str = "", role: str) -> str:
+    """Take the first pod of a role away at once, as a lost machine would; its name. The syncer has no learner."""
+    labels = {"gkr/run": run.name, "gkr/role": role} | ({"gkr/learner": learner} if learner else {})
     pods = connection.list("Pod", namespace="*", labels=labels)
     assert pods, f"no pod {labels}"
     name, namespace = pods[0]["metadata"]["name"], pods[0]["metadata"]["namespace"]

@@ -121,6 +121,21 @@ def test_digits_loses_a_worker_pod_and_then_its_head_and_succeeds(connection: Co
         assert main(["cancel", run.name, "--now"]) == EXIT_OK
 
 
+@pytest.mark.usefixtures("place")
+def test_digits_decoupled_loses_its_syncer_half_way_and_succeeds(connection: Connection) -> None:
+    overrides = ["train.samples=40000", "sync.mode=decoupled", "sync.fragments=2", "sync.codec=bf16"]
+    run = launch(DIGITS, clusters="bed", overrides=overrides)
+    try:
+        look = Look(run)
+        look.until("four merges", lambda _: look.rounds() >= 4, seconds=START_SECONDS)
+        delete_pod(connection, run=run, role="syncer")
+        before = look.rounds()
+        look.until("merges by the next syncer", lambda _: look.rounds() >= before + 2, seconds=ROUND_SECONDS)
+        _holds(look.summary(seconds=END_SECONDS), rounds=8)
+    finally:
+        assert main(["cancel", run.name, "--now"]) == EXIT_OK
+
+
 @pytest.mark.usefixtures("second_region")
 def test_digits_across_two_regions_succeeds_though_their_link_is_cut_for_a_minute() -> None:
     run = launch(DIGITS, clusters="bed,bed-1", overrides=["train.samples=80000"])
