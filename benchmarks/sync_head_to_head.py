@@ -7,8 +7,8 @@
 Each without faults and with SIGKILL of one learner every 30 s, on the digits and on the language model. Learners are
 plain processes (`tools.fleet`), started again at once when killed. Then, on the digits in decoupled mode: what codecs
 and the two ways to average weights cost in loss and bytes. Loss is that of the final shared weights on 256 held-out
-samples; merged samples per second run from the first step to the last merge; blocked is the share of a learner's time
-in which it does not train because of the sync.
+samples, and that of the averaged ones beside it; merged samples per second run from the first step to the last merge;
+blocked is the share of a learner's time in which it does not train because of the sync.
 
     python -m benchmarks.sync_head_to_head [--rounds 24] [--tasks digits text] [--contenders barrier torchft]
 """
@@ -31,13 +31,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spec import events as ev
 from spec.experiment import DataSource
 from spec.fold import fold
+from spec.plan import Plan
 from spec.sync import SyncConfig
 from spec.train import TrainConfig
 from tools.fleet import Fleet, make_plan, wait_for_all, write_json
+from training.models.weights import SUFFIX, load_model
 from training.processes import free_port
+from training.validation import SAMPLES, held_out_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "sync_head_to_head.json"
@@ -72,6 +77,9 @@ class Result:
     """What differs from the default."""
     kills: int
     loss: float
+    """Of the shared weights."""
+    published_loss: float | None
+    """Of the averaged weights that are published; none where nothing is."""
     samples_per_second: float
     seconds: float
     blocked_share: float
@@ -115,21 +123,37 @@ def ours(
     summary = fold(events, plan)
     assert summary.sync is not None
     assert (summary.sync.ledger_imbalance, summary.sync.learners_agree) == (0, True), summary.sync
+    merges = [one for one in events if isinstance(one, ev.SyncMerged)]
     first = min(one.time for one in events if isinstance(one, ev.StepMetrics))
-    seconds = max(one.time for one in events if isinstance(one, ev.SyncMerged)) - first
+    seconds = merges[-1].time - first
     blocked = sum(
         sum(getattr(one.blocked_seconds, cause) for cause in ("snapshot", "barrier", "apply", "max_ahead"))
         for one in summary.learners
     )
-    merges = [one for one in events if isinstance(one, ev.SyncMerged)]
     return Result(
         task=task, contender=contender, setting=setting, kills=killer.kills,
         loss=[one.loss for one in events if isinstance(one, ev.Validation)][-1],
+        published_loss=published_loss(folder, plan=plan, merges=merges),
         samples_per_second=sum(one.ledger.merged for one in summary.learners) / seconds, seconds=seconds,
         blocked_share=blocked / (len(learners) * seconds),
         lost_samples=sum(one.ledger.lost for one in summary.learners),
         bytes_up=sum(one.bytes_in for one in merges),
     )  # fmt: skip
+
+
+@torch.no_grad()
+def published_loss(folder: Path, *, plan: Plan, merges: list[ev.SyncMerged]) -> float | None:
+    """Of the last model that was published, on the samples on which the trainer validates."""
+    assert plan.train is not None
+    newest = next((one.model_sha256 for one in reversed(merges) if one.model_sha256), None)
+    if newest is None:
+        return None
+    model, _ = load_model(folder / "sync" / "models" / f"{newest}{SUFFIX}")
+    batch = held_out_batch(
+        plan.home.data_manifest, count=SAMPLES, own=slice(None), train=plan.train, conditions=None,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    return float(batch.losses(model).double().mean())
 
 
 class Killer:
@@ -230,7 +254,7 @@ def torchft(folder: Path, *, programs: Path, task: str, rounds: int, with_kills:
     final = [one for one in said if one["kind"] == "final"]
     blocked: dict[tuple[int, int], float] = {(one["replica"], one["pid"]): one["blocked"] for one in said}
     return Result(
-        task=task, contender="torchft", setting="", kills=killer.kills, loss=final[-1]["loss"],
+        task=task, contender="torchft", setting="", kills=killer.kills, loss=final[-1]["loss"], published_loss=None,
         samples_per_second=train.samples / seconds, seconds=seconds,
         blocked_share=sum(blocked.values()) / (len(NAMES) * seconds), lost_samples=None, bytes_up=None,
     )  # fmt: skip

@@ -86,6 +86,15 @@ class LearnerConfig(Document):
     """What the local backend does to the bytes between this learner and the syncer; refused on clusters."""
 
 
+class MoreData(Document):
+    """Another dataset that is mixed in."""
+
+    manifest: str
+    """URI of its manifest; {bucket} stands for the bucket of the learner's own region."""
+    weight: int = Field(default=1, ge=1, le=10_000)
+    """Its share of the samples, relative to the other datasets."""
+
+
 class DataConfig(Document):
     """What to train on."""
 
@@ -93,6 +102,10 @@ class DataConfig(Document):
     """URI of the dataset's manifest; {bucket} stands for the bucket of the learner's own region."""
     source: DataSource | None = None
     """What the dataset is made from when the manifest does not exist yet."""
+    weight: int = Field(default=1, ge=1, le=10_000)
+    """Share of the samples that come from this dataset, relative to those in `more`."""
+    more: list[MoreData] = Field(default=[], max_length=63)
+    """Datasets that are mixed in; every stretch of samples holds each one's share to within one sample."""
 
 
 class Experiment(Document):

@@ -71,6 +71,10 @@ class LearnerPlan(Record):
     services: list[ServicePlan] = []
     data_manifest: str
     """URI of the dataset's manifest in the learner's region."""
+    data_more: list[str] = []
+    """URIs of the manifests of datasets that are mixed in."""
+    data_weights: list[int] = []
+    """Share of each dataset, in order; empty for one."""
     data_source: str | None = None
     """What `services.prepare` makes the dataset from if the manifest is missing."""
     checkpoints: str

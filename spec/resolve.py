@@ -25,6 +25,7 @@ from spec.resolve_run import (
     check_training,
     image_of,
     manifest_of,
+    more_data_of,
     syncer_addresses,
     syncer_of,
     training_warnings,
@@ -143,6 +144,7 @@ def _learner(
     facts, name = placement.facts, placement.learner.name
     own_base = run_uri or f"{facts.bucket}/runs/{experiment.name}/{run}"
     control, bulk = syncer_addresses(experiment, facts=facts, home=home, run=run)
+    more, weights = more_data_of(experiment, facts)
     return LearnerPlan(
         name=name,
         cluster=facts.name,
@@ -152,6 +154,8 @@ def _learner(
         world_size=placement.learner.world_size,
         services=services.by_learner[name],
         data_manifest=manifest_of(experiment, facts),
+        data_more=more,
+        data_weights=weights,
         data_source=experiment.data.source if experiment.data else None,
         checkpoints=f"{own_base}/checkpoints/{name}",
         job=names.rayjob_name(experiment.name, learner=name, run=run),

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from spec.experiment import Experiment
+from spec.experiment import DataConfig, Experiment
 from spec.facts import ClusterFacts
 from spec.names import syncer_name
 from spec.placement import Placement
@@ -51,18 +51,25 @@ def check_training(experiment: Experiment) -> Iterator[Refusal]:
 
 
 def check_data(experiment: Experiment, *, placements: Sequence[Placement]) -> Iterator[Refusal]:
-    """The manifest's placeholders and scheme."""
+    """The manifests' placeholders and schemes, and that none is there twice."""
     if experiment.data is None:
         return
-    path = ("data", "manifest")
-    for unknown in re.findall(r"\{(?!bucket\})[^}]*\}?", experiment.data.manifest):
-        yield Refusal(path, f"{unknown} is not a placeholder", hint="{bucket} is the only one")
-    for one in placements[:1]:
-        manifest = manifest_of(experiment, one.facts)
-        if re.match(r"[a-z][a-z0-9+.-]*://", manifest) is None:
-            yield Refusal(path, f'"{manifest}" is not a URI', hint='write "{bucket}/..." or file:///absolute/path')
-        elif one.facts.backend == "local" and not manifest.startswith("file:///"):
-            yield Refusal(path, f"the local backend reads file: URIs only, not {manifest}", hint='write "{bucket}/..."')
+    seen: set[str] = set()
+    for number, written in enumerate(manifests_of(experiment.data)):
+        path = ("data", "more", number - 1, "manifest") if number else ("data", "manifest")
+        for unknown in re.findall(r"\{(?!bucket\})[^}]*\}?", written):
+            yield Refusal(path, f"{unknown} is not a placeholder", hint="{bucket} is the only one")
+        if written in seen:
+            yield Refusal(path, f'"{written}" is there twice', hint="give it a larger weight instead")
+        seen.add(written)
+        for one in placements[:1]:
+            manifest = written.replace("{bucket}", one.facts.bucket)
+            if re.match(r"[a-z][a-z0-9+.-]*://", manifest) is None:
+                yield Refusal(path, f'"{manifest}" is not a URI', hint='write "{bucket}/..." or file:///absolute/path')
+            elif one.facts.backend == "local" and not manifest.startswith("file:///"):
+                yield Refusal(
+                    path, f"the local backend reads file: URIs only, not {manifest}", hint='write "{bucket}/..."'
+                )
 
 
 def check_cluster_settings(experiment: Experiment, *, placements: Sequence[Placement]) -> Iterator[Refusal]:
@@ -188,6 +195,20 @@ def check_local_machine(
 def manifest_of(experiment: Experiment, facts: ClusterFacts) -> str:
     """The dataset's manifest in the learner's own region."""
     return experiment.data.manifest.replace("{bucket}", facts.bucket) if experiment.data else ""
+
+
+def more_data_of(experiment: Experiment, facts: ClusterFacts) -> tuple[list[str], list[int]]:
+    """Manifests of the datasets that are mixed in, in the learner's own region, and the weights of all."""
+    data = experiment.data
+    if data is None or not data.more:
+        return [], []
+    found = [one.replace("{bucket}", facts.bucket) for one in manifests_of(data)[1:]]
+    return found, [data.weight, *(one.weight for one in data.more)]
+
+
+def manifests_of(data: DataConfig) -> list[str]:
+    """All manifests as they are written."""
+    return [data.manifest, *(one.manifest for one in data.more)]
 
 
 def image_of(experiment: Experiment, facts: ClusterFacts) -> str | None:

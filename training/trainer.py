@@ -31,6 +31,7 @@ from training.context import RuntimeContext
 from training.data.account import Sum, account
 from training.data.loader import Loader, LocalBatch
 from training.data.plan import Refs
+from training.data.work import mixture_of
 from training.ema import Ema
 from training.event_log import EventLog
 from training.flops import mfu, peak_flops
@@ -121,7 +122,8 @@ class _Trainer:
         self.page.phase("restore")
         self._restore()
         loader = Loader(
-            self.learner.data_manifest,
+            [self.learner.data_manifest, *self.learner.data_more],
+            mixture=mixture_of(self.learner),
             seed=self.config.seed,
             learner=self.learner.name,
             start_position=self.page.position,

@@ -56,7 +56,7 @@ def held_out_batch(
     Noise and times are drawn for all of them, by the seed alone, so that a part is the same whatever the world's size.
     """
     if train.model.kind == "lm":
-        return TextBatch(torch.from_numpy(held_out_text(manifest, count=count)[own]).long().to(device))
+        return TextBatch(torch.from_numpy(held_out_text(manifest, count=count)[own].astype(np.int64)).to(device))
     real = held_out(manifest, count=count, shape=train.model.sample_shape)
     random = np.random.Generator(np.random.Philox(key=train.seed))
     noise = random.standard_normal(real.images.shape, dtype=np.float32)

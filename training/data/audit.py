@@ -22,7 +22,7 @@ from spec.plan import Plan
 from spec.shards import Split, open_manifest, read_shard
 from storage.datasets import fetch_shards, local_manifest, verify_file
 from training.data.proof import Proof, prove
-from training.data.work import Delivery, Order, plan_work
+from training.data.work import Delivery, Order, mixture_of, plan_work
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def audit_run(folder: Path, *, cache: Path | None = None) -> list[Proof]:
     events = list(read_events(lines))
     proofs: list[Proof] = []
     for learner in plan.learners:
-        order = Order([learner.data_manifest], plan.train.seed, learner.name, plan.train.batch)
+        manifests = [learner.data_manifest, *learner.data_more]
+        order = Order(manifests, plan.train.seed, learner.name, plan.train.batch, mixture=mixture_of(learner))
         planned = plan_work(order, delivery=Delivery(plan.train.model), world_size=learner.world_size, cache=cache)
         proofs.append(prove(events, learner=learner.name, plan=planned.plan, batch=plan.train.batch))
     return proofs

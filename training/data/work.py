@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.errors import ConfigError, DataError
+from spec.plan import LearnerPlan
 from spec.shard_bytes import REMEDY
 from spec.shards import Manifest, Split, open_manifest, path_of
 from spec.train import AnyModelConfig, ModelConfig
@@ -68,6 +69,11 @@ class Planned(NamedTuple):
     work: Work
     largest: int
     """Samples of the learner's largest batch in bytes."""
+
+
+def mixture_of(learner: LearnerPlan) -> list[Segment]:
+    """The weights of a learner's datasets, as the plan of the run has them."""
+    return [Segment(0, tuple(learner.data_weights))] if learner.data_weights else []
 
 
 def plan_work(order: Order, *, delivery: Delivery, world_size: int, cache: Path | None) -> Planned:

@@ -628,3 +628,31 @@ def test_two_buckets_of_one_name_are_refused() -> None:
     ]
     found = only(text, facts=facts)
     assert "us-east5 and us-central1 call two different buckets s3://gkr" in found.message
+
+
+MIXED = """
+version: 1
+name: mixed
+groups: [{nodes: 1, ranks: 1, resources: {cpu: 1, memory: 2Gi}}]
+train: {recipe: digits, model: {conditioning: class}}
+data:
+  manifest: "{bucket}/data/digits/manifest.json"
+  weight: 3
+  more: [{manifest: "{bucket}/data/other/manifest.json"}]
+"""
+
+
+def test_datasets_that_are_mixed_in_are_in_the_plan_with_all_weights() -> None:
+    (learner,) = resolved(MIXED).learners
+    assert [learner.data_manifest, *learner.data_more] == [
+        learner.data_manifest,
+        learner.data_manifest.replace("digits", "other"),
+    ]
+    assert learner.data_weights == [3, 1]
+    (alone,) = resolved(MIXED.replace("weight: 3", "").replace("  more:", "# ")).learners
+    assert (alone.data_more, alone.data_weights) == ([], [])
+
+
+def test_a_dataset_that_is_mixed_in_twice_is_refused() -> None:
+    found = only(MIXED.replace("other", "digits"))
+    assert (found.path, "is there twice" in found.message) == ("data.more[0].manifest", True)
