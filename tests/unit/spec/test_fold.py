@@ -233,14 +233,16 @@ def test_fragments_that_were_merged_at_different_times_balance_after_two_restart
     clock = Clock()
     ended: dict[str, Any] = {"source": "d", "learner": "east", "cause": "SIGKILL"}
     again: dict[str, Any] = {"source": "d", "learner": "east", "mode": "shared", "step": 0, "position": 100}
+    fresh: dict[str, Any] = {**again, "attempt": 1, "mode": "fresh", "position": 0, "samples_lost": 0}
+    done: dict[str, Any] = {**ended, "cause": "finished", "attempt": 3, "samples_run": 60, "position": 160}
     held: dict[str, Any] = {"merged": [140, 100], "merged_until": [140, 100]}
     log: list[Event] = [
-        Restored(time=clock(), **{**again, "attempt": 1, "mode": "fresh", "position": 0, "samples_lost": 0}),
+        Restored(time=clock(), **fresh),
         AttemptEnded(time=clock(), **ended, attempt=1, samples_run=150, position=150),
         Restored(time=clock(), **again, **held, attempt=2, samples_lost=50),
         AttemptEnded(time=clock(), **ended, attempt=2, samples_run=30, position=130),
         Restored(time=clock(), **again, **held, attempt=3, samples_lost=30),
-        AttemptEnded(time=clock(), **{**ended, "cause": "finished"}, attempt=3, samples_run=60, position=160),
+        AttemptEnded(time=clock(), **done),
         SyncLedger(
             time=clock(), source="syncer", round=5, merged={"east": 160}, discarded={"east": 0},
             fragments=[
