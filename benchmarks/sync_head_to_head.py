@@ -75,6 +75,8 @@ class Result:
     contender: str
     setting: str
     """What differs from the default."""
+    rounds: int
+    """Of all learners; the budget."""
     kills: int
     loss: float
     """Of the shared weights."""
@@ -131,7 +133,7 @@ def ours(
         for one in summary.learners
     )
     return Result(
-        task=task, contender=contender, setting=setting, kills=killer.kills,
+        task=task, contender=contender, setting=setting, rounds=rounds, kills=killer.kills,
         loss=[one.loss for one in events if isinstance(one, ev.Validation)][-1],
         published_loss=published_loss(folder, plan=plan, merges=merges),
         samples_per_second=sum(one.ledger.merged for one in summary.learners) / seconds, seconds=seconds,
@@ -254,7 +256,8 @@ def torchft(folder: Path, *, programs: Path, task: str, rounds: int, with_kills:
     final = [one for one in said if one["kind"] == "final"]
     blocked: dict[tuple[int, int], float] = {(one["replica"], one["pid"]): one["blocked"] for one in said}
     return Result(
-        task=task, contender="torchft", setting="", kills=killer.kills, loss=final[-1]["loss"], published_loss=None,
+        task=task, contender="torchft", setting="", rounds=rounds, kills=killer.kills,
+        loss=final[-1]["loss"], published_loss=None,
         samples_per_second=train.samples / seconds, seconds=seconds,
         blocked_share=sum(blocked.values()) / (len(NAMES) * seconds), lost_samples=None, bytes_up=None,
     )  # fmt: skip
@@ -290,7 +293,7 @@ def main() -> int:
             flush=True,
         )
         about = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-                 "load": os.getloadavg()[0], "rounds": given.rounds, "inner_steps": INNER_STEPS}  # fmt: skip
+                 "load": os.getloadavg()[0], "inner_steps": INNER_STEPS}  # fmt: skip
         write_json(RESULTS, {**about, "runs": [asdict(one) for one in results]})
 
     with tempfile.TemporaryDirectory(prefix="gkr-bench-") as temporary:
