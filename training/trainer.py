@@ -211,9 +211,10 @@ class _Trainer:
             self.trained += account(self.refs)
             self.rounds.committed()
             self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=self.config.batch)
-            if self.rounds.due():
+            due = self.rounds.due()
+            if due:
                 self._tell_trained()
-            if self.rounds.due() or self.page.step % self.config.log_every == 0:
+            if due or self.page.step % self.config.log_every == 0:
                 self._flush(rate, loader=loader)
             if self.rounds.settle(result.signals, loss=result.loss):
                 self._validate()

@@ -26,6 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from storage.memory import SEALS, sealed_memory
+
 LARGE_BYTES = 1 << 16
 """Messages whose tensors are smaller together travel as frames."""
 ARENA_BYTES = 256 << 20
@@ -37,7 +39,6 @@ _COUNT = struct.Struct("<BxH")
 _PLACE = struct.Struct("<QQQ")
 _NUMBER = struct.Struct("<Q")
 _NAME = "gkr-arena"
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class ArenaError(Exception):
@@ -70,11 +71,8 @@ class SendArena:
 
     def __init__(self, size: int = ARENA_BYTES) -> None:
         """OSError where there is no anonymous shared memory."""
-        self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._file = sealed_memory(_NAME, size=size)
         try:
-            os.ftruncate(self._file, size)
-            # Nobody can cut it off any more, which would kill a reader by SIGBUS.
-            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self._file, size)
         except (OSError, ValueError):
             os.close(self._file)
@@ -163,7 +161,7 @@ class ReadArena:
                 raise ArenaError(f"descriptor {address.descriptor} of process {address.pid} is {name}")
             if found.st_uid != os.getuid() or found.st_size != address.size or not address.size:
                 raise ArenaError(f"the arena belongs to user {found.st_uid} and has {found.st_size} bytes")
-            if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
                 raise ArenaError("the arena could be cut off while it is read")
             self._map = mmap.mmap(file, address.size, prot=mmap.PROT_READ)
             if _NUMBER.unpack_from(self._map)[0] != address.nonce:

@@ -13,7 +13,6 @@ not grow with the batches. numpy and the standard library only: loader workers i
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import weakref
@@ -25,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.errors import ConfigError
+from storage.memory import sealed_memory
 from training.data.tickets import NO_SLOT
 
 LEAST_BYTES = 1 << 16
 """Smaller batches go over the pipe, where a copy costs less than the bookkeeping."""
 _PAGE = 4096
 _MIB = 1 << 20
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class ArenaFile:
@@ -59,15 +58,15 @@ class Arena:
         needed = size * slots
         if available is not None and needed > available:
             raise _too_little(needed, slots=slots, have=f"{available // _MIB} MiB are available")
-        descriptor = os.memfd_create("gkr-loader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(descriptor, needed)
-            # Nobody can cut it off any more, which would end a reader by SIGBUS.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            os.posix_fallocate(descriptor, 0, needed)
-            self._memory = mmap.mmap(descriptor, needed)
+            descriptor = sealed_memory("gkr-loader", size=needed)
+            try:
+                os.posix_fallocate(descriptor, 0, needed)
+                self._memory = mmap.mmap(descriptor, needed)
+            except OSError:
+                os.close(descriptor)
+                raise
         except OSError as error:
-            os.close(descriptor)
             raise _too_little(needed, slots=slots, have=f"the system says: {error.strerror}") from error
         self.file = ArenaFile(descriptor, slot_bytes=size, slots=slots)
         self._free = deque(range(slots))

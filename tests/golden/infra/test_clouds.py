@@ -7,18 +7,17 @@ tests/golden/infra`, then read the difference.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.builders.golden import check_golden
 from tests.builders.recorded_clouds import CLOUDS, run_shipped
 from tests.builders.recorded_stack import Recorded
 
 EXPECTED = Path(__file__).parent / "clouds"
-UPDATE = "GKR_UPDATE_GOLDEN"
 LEFT_OUT = {"project", "labels", "resourceLabels", "userLabels"}
 """Equal everywhere."""
 
@@ -41,11 +40,7 @@ def test_a_stack_declares_what_was_accepted(name: str) -> None:
     kept = sorted((_kept(one) for one in run_shipped(name).resources), key=lambda one: (one["type"], one["name"]))
     actual = yaml.safe_dump(kept, width=120, allow_unicode=True, default_flow_style=None)
     path = EXPECTED / f"{name}.yaml"
-    if os.environ.get(UPDATE):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(actual, encoding="utf-8")
-    assert path.is_file(), f"no golden file; make it with {UPDATE}=1"
-    assert actual == path.read_text(encoding="utf-8"), f"if this is meant: {UPDATE}=1, then read the difference"
+    check_golden(actual, path=path)
 
 
 def test_no_golden_file_is_left_over() -> None:

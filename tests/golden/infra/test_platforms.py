@@ -6,7 +6,6 @@ change that is meant: `GKR_UPDATE_GOLDEN=1 .venv/bin/python -m pytest tests/gold
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import pytest
 import yaml
 
 from infra.policy.kubernetes import containers
+from tests.builders.golden import check_golden
 from tests.builders.platforms import PLATFORMS, chart_folders, run_platform
 from tests.builders.recorded_stack import Recorded
 
 EXPECTED = Path(__file__).parent / "platforms"
-UPDATE = "GKR_UPDATE_GOLDEN"
 WHOLE = ("ResourceFlavor", "ClusterQueue", "Network", "GKENetworkParamSet", "Service", "ClusterRole", "Chart")
 """Kinds whose inputs are kept in full."""
 
@@ -50,11 +49,7 @@ def test_a_platform_declares_what_was_accepted(name: str, tmp_path: Path) -> Non
     kept.sort(key=lambda one: (one["type"], one["name"]))
     actual = yaml.safe_dump(kept, sort_keys=False, width=120, allow_unicode=True)
     path = EXPECTED / f"{name}.yaml"
-    if os.environ.get(UPDATE):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(actual, encoding="utf-8")
-    assert path.is_file(), f"no golden file; make it with {UPDATE}=1"
-    assert actual == path.read_text(encoding="utf-8"), f"if this is meant: {UPDATE}=1, then read the difference"
+    check_golden(actual, path=path)
 
 
 def test_no_golden_file_is_left_over() -> None:

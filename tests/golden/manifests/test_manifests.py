@@ -8,7 +8,6 @@ exactly.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import yaml
 
 from manifests.labels import PLAN_SHA256
 from manifests.render import render
+from tests.builders.golden import check_golden
 from tests.builders.plans import CASES
 
 EXPECTED = Path(__file__).parent / "expected"
-UPDATE = "GKR_UPDATE_GOLDEN"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -55,10 +54,7 @@ def _rendered(case: str) -> str:
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_objects_are_those_that_were_accepted(case: str) -> None:
     path, actual = EXPECTED / f"{case}.yaml", _rendered(case)
-    if os.environ.get(UPDATE):
-        path.write_text(actual, encoding="utf-8")
-    assert path.is_file(), f"no golden file; make it with {UPDATE}=1"
-    assert actual == path.read_text(encoding="utf-8"), f"if this is meant: {UPDATE}=1, then read the difference"
+    check_golden(actual, path=path)
 
 
 def test_no_golden_file_is_left_over() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import yaml
 
 from manifests.labels import PLAN_SHA256
 from manifests.shared import shared_objects
+from tests.builders.golden import check_golden
 from tests.builders.shared import SHARED
 
 EXPECTED = Path(__file__).parent / "expected" / "shared"
-UPDATE = "GKR_UPDATE_GOLDEN"
 
 
 def _without_plan(value: Any) -> Any:
@@ -30,11 +29,7 @@ def _without_plan(value: Any) -> Any:
 def test_objects_are_those_that_were_accepted(case: str) -> None:
     path = EXPECTED / f"{case}.yaml"
     actual = yaml.safe_dump_all(_without_plan(shared_objects(SHARED[case])), allow_unicode=True, width=120)
-    if os.environ.get(UPDATE):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(actual, encoding="utf-8")
-    assert path.is_file(), f"no golden file; make it with {UPDATE}=1"
-    assert actual == path.read_text(encoding="utf-8"), f"if this is meant: {UPDATE}=1, then read the difference"
+    check_golden(actual, path=path)
 
 
 def test_no_golden_file_is_left_over() -> None:

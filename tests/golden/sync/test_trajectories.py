@@ -8,18 +8,17 @@ element-wise float32 arithmetic, the same on every machine.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.builders.golden import check_golden
 from tests.builders.sync_sim import World, simulate
 from training.sync.layout import Floats
 
 EXPECTED = Path(__file__).parent / "trajectories"
-UPDATE = "GKR_UPDATE_GOLDEN"
 START = np.array([0.5, -1.25, 2.0, 0.125, -3.0, 0.75, 1.5], np.float32)
 UNEVEN = (1.0, 1.0, 2.5)
 WORLDS = {
@@ -70,11 +69,7 @@ def test_a_trajectory_keeps_every_bit(name: str) -> None:
     assert len(lines) >= 4
     actual = "[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n"
     path = EXPECTED / f"{name}.json"
-    if os.environ.get(UPDATE):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(actual, encoding="utf-8")
-    assert path.is_file(), f"no golden file; make it with {UPDATE}=1"
-    assert actual == path.read_text(encoding="utf-8"), f"if this is meant: {UPDATE}=1, then read the difference"
+    check_golden(actual, path=path)
 
 
 def test_no_golden_file_is_left_over() -> None:

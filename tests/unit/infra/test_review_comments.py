@@ -6,7 +6,6 @@ then read the difference (`git diff tests/golden`) before committing it.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -15,11 +14,11 @@ import pytest
 from infra.policy.stacks import settings_for
 from infra.review import Review, read_preview, review
 from infra.review.comment import LONGEST, comment, marker
+from tests.builders.golden import check_golden
 from tests.builders.previews import BUCKET, bucket, digest, step
 from tests.builders.review_cases import CASES
 
 EXPECTED = Path(__file__).resolve().parents[2] / "golden" / "infra" / "review"
-UPDATE = "GKR_UPDATE_GOLDEN"
 
 
 def reviewed(name: str) -> Review:
@@ -31,10 +30,7 @@ def reviewed(name: str) -> Review:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_comment_is_the_one_that_was_accepted(name: str) -> None:
     path, actual = EXPECTED / f"{name}.md", comment(reviewed(name))
-    if os.environ.get(UPDATE):
-        path.write_text(actual, encoding="utf-8")
-    assert path.is_file(), f"no golden file; make it with {UPDATE}=1"
-    assert actual == path.read_text(encoding="utf-8"), f"if this is meant: {UPDATE}=1, then read the difference"
+    check_golden(actual, path=path)
 
 
 def test_no_golden_file_is_left_over() -> None:
