@@ -217,6 +217,8 @@ def test_logs_and_exec_of_a_run() -> None:
             assert (said.returncode, said.stdout, said.stderr) == (7, "out\n", "err\n")
             assert _gkr("exec", run, "-i", "--role", "head", "--", "cat", stdin="piped").stdout == "piped"
             assert _gkr("exec", run, "--", "no-such-command").returncode == EXIT_NOT_FOUND
+            # The nodes start on their own: what rank 1 has said tells nothing of how far rank 0 is.
+            _wait("rank 0", lambda: "line 2 of 0" in _gkr("logs", run, "--rank", "0").stdout)
             last = _gkr("logs", run, "--rank", "0", "--grep", "line [12] of")
             assert last.stdout == "talks/rank-0#1 | line 1 of 0\ntalks/rank-0#1 | line 2 of 0\n"
             stdout, _ = follower.communicate(timeout=WAIT_SECONDS)
