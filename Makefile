@@ -4,7 +4,7 @@ EXPERIMENT ?= recipes/digits.yaml
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help setup train test check fix lock bench schemas clean tools cluster cluster-down e2e image preview up down chaos
+.PHONY: help setup train test check fix lock bench bench-quick schemas clean tools cluster cluster-down e2e image preview up down chaos
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,7 +57,10 @@ schemas: setup ## write the JSON Schemas of spec/schemas again
 bench: setup ## measured claims: prints ratios, writes benchmarks/results/
 	@$(BIN)/python -m benchmarks
 
-chaos: setup ## the fault campaign: SCENARIO=sync (processes and links) or models (a million random steps of the protocols); SEEDS="0 1"
+bench-quick: setup ## a minute of them with loose bounds, which only a regression breaks
+	@$(BIN)/python -m benchmarks --quick
+
+chaos: setup ## the fault campaign: SCENARIO=sync (processes and links), models (a million random steps of the protocols), frames (a million hostile inputs); SEEDS="0 1"
 	@$(if $(filter models,$(SCENARIO)),GKR_CHAOS_STEPS=1000000 $(BIN)/python -m pytest -q --timeout 3600 tests/property,$(BIN)/python -m tools.chaos $(or $(SCENARIO),sync) $(if $(SEEDS),--seeds $(SEEDS)))
 
 clean: ## remove runs and local buckets (asks nothing; keeps .venv)

@@ -10,9 +10,7 @@ benchmarks/results/loader.json.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import platform
 import signal
 import statistics
 import tempfile
@@ -25,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks._verdicts import machine, verdict, write_result
 from spec.shards import Manifest, Sample, Shape, Shard, Splits, pack_shard, seal
 from spec.train import ModelConfig
 from training.data.loader import Loader, LocalBatch
@@ -58,9 +57,24 @@ def main() -> None:
         f"SIGKILL of a worker until its batches are there again: median {recovery['redone_ms_median']:.0f} ms,"
         f" p99 {recovery['redone_ms_p99']:.0f} ms"
     )
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine, "rows": rows, "recovery": recovery}, indent=1) + "\n")
+    write_result(RESULTS, {
+        "machine": machine(), "rows": rows, "recovery": recovery, "verdicts": verdicts_of(rows, recovery=recovery),
+    })  # fmt: skip
+
+
+def verdicts_of(rows: list[dict[str, Any]], *, recovery: dict[str, Any]) -> list[dict[str, object]]:
+    verdicts = [
+        verdict(
+            f"small images {row['images']}, {row['workers']} workers", measured=row["samples_per_second"],
+            unit="samples/s", ratio=row["ratio"], against=f"torch DataLoader, {row['torch_samples_per_second']:.0f}",
+        )
+        for row in rows
+        if row["workers"]
+    ]  # fmt: skip
+    killed = "SIGKILL of a loader worker until what it held is prepared again, p99"
+    against = f"a DataLoader's job ends; median {recovery['redone_ms_median']:.0f} ms, {recovery['kills']} kills"
+    redone = verdict(killed, measured=recovery["redone_ms_p99"], unit="ms", at_most=150, against=against)
+    return [*verdicts, redone]
 
 
 def compare(uri: str, *, name: str, shape: Shape, workers: int) -> dict[str, Any]:
@@ -140,7 +154,7 @@ class Positions(Dataset[dict[str, Any]]):
         plan, preparer = self._ready
         position = index * BATCH
         ticket = Ticket(position, position, 0, as_records(plan.batch(position).refs))
-        return as_tensors(preparer.prepare(ticket).batch(position))
+        return as_tensors(preparer.prepare(ticket).batch(ticket))
 
 
 def as_tensors(batch: LocalBatch) -> dict[str, Any]:

@@ -1,35 +1,38 @@
 """Claim: the whole service protocol costs little more than bare ZeroMQ, and far less than a Ray call.
 
-One run, two processes (client and server), every transport with the same payloads: the request is small, the reply is N
-bytes taken from four rotating arrays, and the client touches one byte of every page it got, with `w` outstanding.
-Compared: copying the bytes once (the limit), ZeroMQ DEALER and ROUTER on an ipc address with no protocol, our client
-and server, and a fresh Ray with one actor.
+One run, client and server in two processes, every transport with the same payloads: the request is small, the reply is
+N bytes taken from four rotating arrays, and the client touches one byte of every page it got, with `w` outstanding.
+Compared: copying the bytes once (the limit), ZeroMQ DEALER and ROUTER on an ipc address with no protocol (and with
+CURVE), and a fresh Ray with one actor that answers a torch tensor or, at 16 MB, a numpy array. Ours is measured on one
+machine, with the run's token, with replies computed in place (their first bytes are written anew, so nothing is copied
+but something is new), and as between two machines: TCP and no memory in common. Trials alternate; CPU is that of all
+processes of a trial together.
 
-    python -m benchmarks.services_transport [--seconds 0.8] [--trials 3] [--without-ray]
+    python -m benchmarks.services_transport [--seconds 0.5] [--trials 5] [--sizes 1KB 16MB] [--without-ray]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
+import psutil
 import zmq
 from msgspec import Struct
 
+from benchmarks._services import DEADLINE_SECONDS, Started, started, until_told
+from benchmarks._verdicts import RESULTS, machine, verdict, write_result
 from services.client import ServiceClient
 from services.directory import write_directory
 from services.server import Server
@@ -39,17 +42,28 @@ from spec.services import Directory, Replica
 
 SIZES = {"1KB": 1 << 10, "64KB": 1 << 16, "1MB": 1 << 20, "16MB": 1 << 24}
 WINDOWS = (1, 4)
-DEADLINE_SECONDS = 60.0
 PAGE = 4096
+SECRET = b"benchmark" * 3
 
 Ask = Callable[[int, int, float], float]
 """(size, outstanding, seconds) -> replies per second."""
+Rows = dict[str, dict[str, float]]
+"""By size and window, then by transport."""
+
+
+@dataclass(frozen=True)
+class Transport:
+    """One way to ask, and at which sizes it is asked."""
+
+    ask: Ask
+    sizes: Sequence[str]
 
 
 class Size(Struct, frozen=True, kw_only=True):
     """How many bytes are wanted."""
 
     size: int
+    in_place: bool = False
 
 
 class Nothing(Struct, frozen=True, kw_only=True):
@@ -68,11 +82,15 @@ class Bytes(Service):
 
     def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
         """The next array of that size."""
-        answers: list[Reply | GkrError] = []
-        for call in calls:
-            self._turn += 1
-            answers.append(Reply(Nothing(), {"data": self._arrays[call.args.size][self._turn % 4]}))
-        return answers
+        return [Reply(Nothing(), {"data": self._data(call)}) for call in calls]
+
+    def _data(self, call: Call) -> np.ndarray:
+        self._turn += 1
+        if not call.args.in_place:
+            return self._arrays[call.args.size][self._turn % 4]
+        data = call.empty(call.args.size, dtype=np.uint8)
+        data[:8].view(np.uint64)[0] = self._turn
+        return data
 
 
 def _arrays() -> dict[int, list[np.ndarray]]:
@@ -86,36 +104,42 @@ def _touch(data: np.ndarray) -> int:
 # --- servers, each in a process of its own
 
 
-def _serve_zmq(address: str, ready: Connection) -> None:
+def _serve_zmq(pipe: Connection, address: str, keys: tuple[bytes, bytes] | None) -> None:
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
+    if keys is not None:
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = keys
     router.bind(address)
     arrays, turn = _arrays(), 0
-    ready.send("")
+    pipe.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
     while True:
         route, request = router.recv_multipart()
         size = int.from_bytes(request, "little")
-        if not size:
-            break
         turn += 1
         router.send_multipart([route, b"", arrays[size][turn % 4].data], copy=size < (1 << 16))
-    context.destroy(linger=0)
 
 
-def _serve_ours(bind: str, ready: Connection, folder: str) -> None:
-    context = ServiceContext(kind="encode", name="bytes", cache_dir=Path(folder), manifest="", max_batch=4)
-    with Server(Bytes(context), queue_depth=8, bind=bind) as server:
-        ready.send(server.endpoint)
-        ready.recv()
+def _serve_ours(pipe: Connection, bind: str, secret: bytes) -> None:
+    folder = Path(tempfile.gettempdir())
+    context = ServiceContext(kind="encode", name="bytes", cache_dir=folder, manifest="", max_batch=4)
+    with Server(Bytes(context), queue_depth=8, bind=bind, secret=secret) as server:
+        pipe.send(server.endpoint)
+        until_told(pipe)
 
 
 # --- clients
 
 
-def _ask_zmq(address: str) -> tuple[Ask, Callable[[], None]]:
+def _ask_zmq(stack: ExitStack, address: str, keys: tuple[bytes, bytes] | None = None) -> Ask:
+    server: Started = stack.enter_context(started(_serve_zmq, address, keys))
     context = zmq.Context()
+    stack.callback(context.destroy, linger=0)
     dealer = context.socket(zmq.DEALER)
-    dealer.connect(address)
+    if keys is not None:
+        dealer.curve_serverkey = keys[0]
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+    dealer.connect(server.hear())
 
     def ask(size: int, window: int, seconds: float) -> float:
         request = size.to_bytes(8, "little")
@@ -123,11 +147,7 @@ def _ask_zmq(address: str) -> tuple[Ask, Callable[[], None]]:
             dealer.send(request)
         return _count(seconds, window, lambda: _touch(_receive(dealer)), lambda: dealer.send(request))
 
-    def end() -> None:
-        dealer.send((0).to_bytes(8, "little"))
-        context.destroy(linger=1000)
-
-    return ask, end
+    return ask
 
 
 def _receive(dealer: Any) -> np.ndarray:
@@ -135,13 +155,22 @@ def _receive(dealer: Any) -> np.ndarray:
     return np.frombuffer(frames[1].buffer, dtype=np.uint8)
 
 
-def _ask_ours(endpoint: str, folder: Path) -> tuple[Ask, Callable[[], None]]:
-    replica = Replica(service="bytes", kind="encode", index=0, endpoint=endpoint, incarnation=1, pid=0)
-    write_directory(folder / "directory.json", directory=Directory(epoch=1, replicas=[replica]))
-    client = ServiceClient(folder / "directory.json", service="bytes", identity="bench")
+def _ask_ours(stack: ExitStack, bind: str, *, folder: Path, as_host: str = "", secret: bytes = b"") -> list[Ask]:
+    """As it is, and with replies computed in place. `as_host`: by which name the client reaches the replica."""
+    server: Started = stack.enter_context(started(_serve_ours, bind, secret))
+    endpoint = server.hear()
+    if as_host:
+        endpoint = f"tcp://{as_host}:{endpoint.rpartition(':')[2]}"
+    replica = Replica(
+        service="bytes", kind="encode", index=0, endpoint=endpoint, incarnation=1, pid=0, sealed=bool(secret)
+    )
+    path = folder / f"{server.pid}.json"
+    write_directory(path, directory=Directory(epoch=1, replicas=[replica]))
+    client = ServiceClient(path, service="bytes", identity="bench", secret=secret)
+    stack.callback(client.close)
 
-    def ask(size: int, window: int, seconds: float) -> float:
-        args = Size(size=size)
+    def ask(size: int, window: int, seconds: float, *, in_place: bool = False) -> float:
+        args = Size(size=size, in_place=in_place)
         waiting: deque[Future[Reply]] = deque()
 
         def send() -> None:
@@ -152,39 +181,48 @@ def _ask_ours(endpoint: str, folder: Path) -> tuple[Ask, Callable[[], None]]:
         receive = lambda: _touch(waiting.popleft().result(DEADLINE_SECONDS).tensors["data"])  # noqa: E731
         return _count(seconds, window, receive, send)
 
-    return ask, client.close
+    return [ask, lambda size, window, seconds: ask(size, window, seconds, in_place=True)]
 
 
-def _ask_ray() -> tuple[Ask, Callable[[], None]]:
+def _ask_ray(stack: ExitStack) -> list[Ask]:
+    """For torch tensors, and for numpy arrays."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 31, log_to_driver=False)
+    stack.callback(ray.shutdown)
 
     class Actor:
         def __init__(self) -> None:
             import torch
 
-            self.arrays = {
-                size: [torch.full((size,), n, dtype=torch.uint8) for n in range(4)] for size in SIZES.values()
-            }
+            self.arrays = _arrays()
+            self.tensors = {size: [torch.from_numpy(one) for one in some] for size, some in self.arrays.items()}
             self.turn = 0
 
-        def get(self, size: int) -> Any:
+        def torch(self, size: int) -> Any:
+            self.turn += 1
+            return self.tensors[size][self.turn % 4]
+
+        def numpy(self, size: int) -> Any:
             self.turn += 1
             return self.arrays[size][self.turn % 4]
 
     actor: Any = ray.remote(Actor).remote()
-    ray.get(actor.get.remote(1 << 10), timeout=DEADLINE_SECONDS)
 
-    def ask(size: int, window: int, seconds: float) -> float:
-        waiting: deque[Any] = deque(actor.get.remote(size) for _ in range(window))
-        receive = lambda: _touch(cast("Any", ray.get(waiting.popleft(), timeout=DEADLINE_SECONDS)).numpy())  # noqa: E731
-        return _count(seconds, window, receive, lambda: waiting.append(actor.get.remote(size)))
+    def asking(method: Any) -> Ask:
+        def ask(size: int, window: int, seconds: float) -> float:
+            waiting: deque[Any] = deque(method.remote(size) for _ in range(window))
+            take = lambda: cast("Any", ray.get(waiting.popleft(), timeout=DEADLINE_SECONDS))  # noqa: E731
+            return _count(
+                seconds, window, lambda: _touch(np.asarray(take())), lambda: waiting.append(method.remote(size))
+            )
 
-    return ask, ray.shutdown
+        return ask
+
+    return [asking(actor.torch), asking(actor.numpy)]
 
 
-def _ask_memcpy() -> tuple[Ask, Callable[[], None]]:
+def _ask_memcpy() -> Ask:
     arrays = _arrays()
     targets = {size: np.empty(size, dtype=np.uint8) for size in SIZES.values()}
 
@@ -199,7 +237,7 @@ def _ask_memcpy() -> tuple[Ask, Callable[[], None]]:
 
         return _count(seconds, 0, copy, lambda: None)
 
-    return ask, lambda: None
+    return ask
 
 
 def _count(seconds: float, window: int, receive: Callable[[], int], send: Callable[[], None]) -> float:
@@ -219,63 +257,131 @@ def _count(seconds: float, window: int, receive: Callable[[], int], send: Callab
 
 
 def main() -> None:
-    """Measure everything, print a row per size and window, write the numbers."""
+    """Measure everything, judge it, write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=0.8, help="of one trial")
-    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one trial")
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--without-ray", action="store_true")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/services_transport.json"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "services_transport.json")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gkr-bench-") as name:
-        found = _measure(Path(name), options)
-    rows = {key: {transport: statistics.median(some) for transport, some in row.items()} for key, row in found.items()}
-    for key, row in rows.items():
-        ratios = [f"{row['ours'] / row['zmq']:.2f} of bare ZeroMQ", f"{row['ours'] / row['memcpy']:.2f} of one copy"]
-        if "ray" in row:
-            ratios.append(f"{row['ours'] / row['ray']:.1f} x Ray")
-        print(f"services_transport: {key:>10} {row['ours']:8.0f} replies/s: {', '.join(ratios)}")
-    document = {
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gkr-bench-")))
+        transports = _transports(stack, folder, with_ray=not options.without_ray)
+        rates, costs = _measure(transports, options)
+    replies, seconds = _medians(rates), _medians(costs)
+    for key, row in replies.items():
+        print(f"services_transport: {key:>8}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in row.items()))
+    result: dict[str, Any] = {
         "name": "services_transport",
-        "device": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
-        "replies_per_second": rows,
-        "trials": found,
+        "machine": machine(),
+        "verdicts": _verdicts(replies, seconds),
+        "replies_per_second": replies,
+        "cpu_seconds_per_gb": seconds,
+        "trials": rates,
+        "cpu_trials": costs,
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=2) + "\n")
+    write_result(options.output, result)
 
 
-def _measure(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    bare = spawn.Process(target=_serve_zmq, args=(f"ipc://{folder}/bare", there), daemon=True)
-    bare.start()
-    _await(here)
-    mine, other = spawn.Pipe()
-    ours = spawn.Process(target=_serve_ours, args=(f"ipc://{folder}/ours", other, str(folder)), daemon=True)
-    ours.start()
-    endpoint = _await(mine)
-    transports = {"memcpy": _ask_memcpy(), "zmq": _ask_zmq(f"ipc://{folder}/bare"), "ours": _ask_ours(endpoint, folder)}
-    if not options.without_ray:
-        transports["ray"] = _ask_ray()
-    found: dict[str, dict[str, list[float]]] = {}
-    for _ in range(options.trials):
-        for label, size in SIZES.items():
-            for window in WINDOWS:
-                row = found.setdefault(f"{label} w{window}", {})
-                for name, (ask, _) in transports.items():  # close together in time: the machine is shared
-                    row.setdefault(name, []).append(ask(size, window, options.seconds))
-    for _, end in transports.values():
-        end()
-    mine.send("end")
-    for process in (bare, ours):
-        process.join(10)
+def _transports(stack: ExitStack, folder: Path, *, with_ray: bool) -> dict[str, Transport]:
+    every, large = list(SIZES), ["16MB"]
+    ours, in_place = _ask_ours(stack, f"ipc://{folder}/ours", folder=folder)
+    sealed, _ = _ask_ours(stack, f"ipc://{folder}/sealed", folder=folder, secret=SECRET)
+    # A name that could be another machine's, so that no memory is shared.
+    apart, _ = _ask_ours(stack, "tcp://127.0.0.1:*", folder=folder, as_host="localhost")
+    keys = zmq.curve_keypair()
+    found = {
+        "memcpy": Transport(_ask_memcpy(), every),
+        "zmq": Transport(_ask_zmq(stack, f"ipc://{folder}/bare"), every),
+        "zmq_curve": Transport(_ask_zmq(stack, f"ipc://{folder}/curve", keys), ["1MB"]),
+        "ours": Transport(ours, every),
+        "ours_token": Transport(sealed, ["1MB"]),
+        "ours_in_place": Transport(in_place, large),
+        "ours_tcp": Transport(apart, large),
+    }
+    if with_ray:
+        torch, numpy = _ask_ray(stack)
+        found |= {"ray": Transport(torch, every), "ray_numpy": Transport(numpy, large)}
     return found
 
 
-def _await(pipe: Any) -> str:
-    if not pipe.poll(DEADLINE_SECONDS):
-        sys.exit("a server did not start")
-    return str(pipe.recv())
+def _measure(
+    transports: dict[str, Transport], options: argparse.Namespace
+) -> tuple[dict[str, dict[str, list[float]]], dict[str, dict[str, list[float]]]]:
+    """Replies per second and CPU seconds per GB of every trial."""
+    rates: dict[str, dict[str, list[float]]] = {}
+    costs: dict[str, dict[str, list[float]]] = {}
+    for label in options.sizes:  # connections, memory and Ray's workers are there before anything is measured
+        for transport in transports.values():
+            transport.ask(SIZES[label], max(WINDOWS), 0.05)
+    for _ in range(options.trials):
+        for label in options.sizes:
+            for window in WINDOWS:
+                key = f"{label} w{window}"
+                for name, transport in transports.items():  # close together in time: the machine is shared
+                    if label not in transport.sizes:
+                        continue
+                    cpu, began = _cpu_seconds(), time.perf_counter()
+                    rate = transport.ask(SIZES[label], window, options.seconds)
+                    gigabytes = rate * (time.perf_counter() - began) * SIZES[label] / 1e9
+                    rates.setdefault(key, {}).setdefault(name, []).append(rate)
+                    costs.setdefault(key, {}).setdefault(name, []).append((_cpu_seconds() - cpu) / gigabytes)
+    return rates, costs
+
+
+def _cpu_seconds() -> float:
+    """Of this process and all that it started."""
+    total = 0.0
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def _medians(found: dict[str, dict[str, list[float]]]) -> Rows:
+    return {key: {name: statistics.median(some) for name, some in row.items()} for key, row in found.items()}
+
+
+def _verdicts(replies: Rows, costs: Rows) -> list[dict[str, object]]:
+    """The rows of the claim, of what was measured."""
+    found: list[dict[str, object]] = []
+
+    def rate(key: str, other: str, words: str, *, name: str = "ours", what: str = "", least: float | None) -> None:
+        row = replies.get(key, {})
+        if name in row and other in row:
+            against, unit = f"{words} {row[other]:,.0f}/s", "replies/s"
+            ratio = row[name] / row[other]
+            found.append(
+                verdict(what or key, measured=row[name], unit=unit, against=against, ratio=ratio, at_least=least)
+            )
+
+    rate("1KB w1", "zmq", "bare ZeroMQ", what="1 KB, 1 outstanding, of bare", least=0.75)
+    rate("1KB w4", "zmq", "bare ZeroMQ", what="1 KB, 4 outstanding, of bare", least=0.5)
+    rate("1KB w1", "ray", "Ray", what="1 KB, 1 outstanding", least=9)
+    rate("1KB w4", "ray", "Ray", what="1 KB, 4 outstanding", least=9)
+    rate("1MB w1", "ray", "Ray", what="1 MB, 1 outstanding", least=17)
+    rate("1MB w4", "ray", "Ray", what="1 MB, 4 outstanding", least=17)
+    rate("1MB w1", "ours", "no token", name="ours_token", what="1 MB with the run's token, 1 outstanding", least=0.9)
+    rate("1MB w4", "ours", "no token", name="ours_token", what="1 MB with the run's token, 4 outstanding", least=0.9)
+    rate("1MB w4", "zmq_curve", "ZeroMQ with CURVE", name="ours_token", what="1 MB with the run's token", least=None)
+    rate("16MB w1", "memcpy", "one copy in one process", what="16 MB, one copy, 1 outstanding", least=0.65)
+    rate("16MB w4", "memcpy", "one copy in one process", what="16 MB, one copy, 4 outstanding", least=0.65)
+    rate("16MB w4", "ray", "Ray", what="16 MB, one copy, 4 outstanding, of Ray", least=None)
+    for window in WINDOWS:
+        row = replies.get(f"16MB w{window}", {})
+        if "ours_in_place" in row:
+            what = f"16 MB computed in place, {window} outstanding"
+            found.append(verdict(what, measured=row["ours_in_place"], unit="replies/s", at_least=5000))
+    rate("16MB w4", "ray_numpy", "Ray with numpy", name="ours_tcp", what="16 MB between machines (TCP)", least=None)
+    row = costs.get("16MB w4", {})
+    for name, words, most in (("ours", "one copy", 0.07), ("ours_tcp", "between machines (TCP)", 0.4)):
+        if name in row:
+            others = ", ".join(f"{other} {row[other]:.2f}" for other in ("zmq", "ray", "ray_numpy") if other in row)
+            what = f"16 MB, CPU per GB, {words}"
+            found.append(verdict(what, measured=row[name], unit="s", against=others, at_most=most))
+    return found
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 - `data-parallel`: one learner with all ranks, which average gradients at every step; the batch is that of all learners.
 - `barrier`, `decoupled`: two learners and our syncer.
-- `torchft`: the released torchft's DiLoCo over gloo, installed from the index into a throw-away environment.
+- `torchft`: the released torchft's DiLoCo over gloo, installed from the index into an environment of its own.
 
 Each without faults and with SIGKILL of one learner every 30 s, on the digits and on the language model. Learners are
 plain processes (`tools.fleet`), started again at once when killed. Then, on the digits in decoupled mode: what codecs
@@ -22,10 +22,8 @@ import platform
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-import venv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._environment import make_environment
 from spec import events as ev
 from spec.experiment import DataSource
 from spec.fold import fold
@@ -179,14 +178,11 @@ class Killer:
             self.kills, self._next = self.kills + 1, now + KILL_SECONDS
 
 
-def make_torchft(folder: Path) -> Path:
-    """An environment with torchft that also sees the packages of this one; its folder of programs."""
-    venv.create(folder, with_pip=True)
-    programs = folder / "bin"
-    own = next((folder / "lib").glob("python*/site-packages"))
-    own.joinpath("shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for words in (["--no-deps", TORCHFT], [TORCHFT_NEEDS]):
-        subprocess.run([programs / "python", "-m", "pip", "install", "-q", *words], check=True, timeout=300)
+def make_torchft() -> Path:
+    """The folder of programs of an environment with torchft."""
+    programs, missing = make_environment("torchft", packages={"torchft": [["--no-deps", TORCHFT], [TORCHFT_NEEDS]]})
+    if missing:
+        raise RuntimeError(f"torchft cannot be installed: {missing['torchft']}")
     return programs
 
 
@@ -298,7 +294,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="gkr-bench-") as temporary:
         folder: Path = given.folder or Path(temporary)
-        programs = make_torchft(folder / "torchft-env") if "torchft" in given.contenders else Path()
+        programs = make_torchft() if "torchft" in given.contenders else Path()
         for task in given.tasks:
             for faults in given.faults:
                 for contender in given.contenders:

@@ -59,6 +59,9 @@ def _work_lines(plan: Plan) -> list[str]:
         train = plan.train
         steps = f"about {max(1, train.samples // (train.batch * len(plan.learners)))} inner steps per learner"
         lines.append(f"trains on {short_count(train.samples)} samples in batches of {train.batch}: {steps}")
+    if plan.buckets:
+        sizes = ", ".join(f"{one.width}x{one.height} ({one.batch})" for one in plan.buckets)
+        lines.append(f"images in {len(plan.buckets)} sizes (samples of a batch): {sizes}")
     if plan.run_script is not None:
         lines.append("runs your command once per node:")
         lines += [f"  {line}" for line in plan.run_script.rstrip().splitlines()]

@@ -7,10 +7,11 @@ Interrupting gkr ends them too: what was prepared until then is kept, and the sa
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, TextIO
@@ -21,7 +22,10 @@ from gkr.output import say
 from gkr.watch.text import percent, short_count
 from spec.errors import ConfigError, GkrError
 from spec.preparation import Inspection, Line, PrepareError, PrepareProgress, PrepareReport
+from spec.sync_keys import ENVIRONMENT
 
+SERVICES_FILE = "services-"
+"""Start of the name of a learner's directory file in the state folder of its run."""
 _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 _SAY_SECONDS = 10.0
 _END_SECONDS = 30.0
@@ -30,7 +34,9 @@ _NEEDED = ("PIL", "pyarrow", "zmq")
 Told = Callable[[PrepareProgress], None]
 
 
-def run_module(module: str, arguments: Sequence[str], *, stream: TextIO) -> PrepareReport | Inspection:
+def run_module(
+    module: str, arguments: Sequence[str], *, stream: TextIO, environment: Mapping[str, str] | None = None
+) -> PrepareReport | Inspection:
     """Run one of them to its end, its progress on `stream`; the result, or its error as if it were ours."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -39,7 +45,14 @@ def run_module(module: str, arguments: Sequence[str], *, stream: TextIO) -> Prep
             hint="install the extra that brings it: pip install 'gkr[services]'",
         )
     command = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **(environment or {})},
+    )
     assert process.stdout is not None
     try:
         with _showing(stream) as told:
@@ -54,6 +67,16 @@ def run_module(module: str, arguments: Sequence[str], *, stream: TextIO) -> Prep
     if last is None or code:
         raise GkrError(f"{module} ended with code {code} and no result", hint="its messages are above")
     return last
+
+
+def keys_beside(directory: Path | None) -> dict[str, str]:
+    """What a process needs to be heard by the replicas of a run on this machine, whose driver wrote this file and whose
+    supervisor keeps the keys of each learner in a folder beside it; none where the run has none."""
+    if directory is None:
+        return {}
+    learner = directory.stem.removeprefix(SERVICES_FILE)
+    folder = directory.absolute().parent / "keys" / learner
+    return {ENVIRONMENT: f"{folder}"} if learner != directory.stem and folder.is_dir() else {}
 
 
 def uri_of(text: str) -> str:

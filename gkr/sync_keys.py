@@ -100,20 +100,22 @@ def make_keys(
 
 
 def keys_of_plan(plan: Plan) -> dict[str, Files]:
-    """`make_keys` for a plan; empty if it has no syncer."""
-    if plan.syncer is None:
+    """`make_keys` for a plan; empty if it needs none, and none for a syncer that it does not have."""
+    if not plan.has_keys:
         return {}
-    hosts = {one.syncer_control.rpartition(":")[0] for one in plan.learners} | {plan.syncer.outer_host}
+    hosts = {one.syncer_control.rpartition(":")[0] for one in plan.learners}
+    hosts |= {plan.syncer.outer_host} if plan.syncer is not None else set()
     if plan.backend == "local":
         hosts |= {"127.0.0.1", "localhost"}
     timeouts = plan.timeouts
     seconds = min(VALID_SECONDS, timeouts.queue + timeouts.start + timeouts.run)
-    return make_keys(
+    found = make_keys(
         plan.run,
         learners=[one.name for one in plan.learners],
         addresses=sorted(one for one in hosts if one),
         valid_seconds=seconds,
     )
+    return {owner: files for owner, files in found.items() if owner != SYNCER or plan.syncer is not None}
 
 
 def write_keys(folder: Path, *, plan: Plan) -> None:

@@ -16,9 +16,11 @@ What a pod finds (the contract with `training`):
 | /gkr/plan | plan.json, start.sh, driver.sh, run.sh (a person's `run:`) or syncer.sh; read-only |
 | /gkr/run | scratch of the run: logs, state; gone with the pod |
 | /gkr/code | the person's folder, if `code:` is given; also the working folder and first on PYTHONPATH |
-| /gkr/keys | what proves to syncer and learners that they are of one run, if it has a syncer; GKR_SYNC_KEYS |
+| /gkr/keys | what proves to syncer, learners and replicas that they are of one run; GKR_SYNC_KEYS |
+| /gkr/shared-keys | the token of the platform's services, for replicas and those who ask them; GKR_SHARED_KEYS |
 | GKR_LEARNER, GKR_ROLE, GKR_GROUP | who the pod is; roles: head, trainer, service, syncer |
 | GKR_PLAN, GKR_RUN_DIR, GKR_CODE_DIR | the paths above |
+| GKR_METRICS_PORT | in pods of replicas: where their metrics are served |
 | GKR_POD, GKR_POD_NODE, GKR_POD_IP | its name, machine and address |
 | Ray resources | `gkr_group_<group>` and `gkr_service_<service>`, one per pod |
 

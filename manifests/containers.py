@@ -7,7 +7,8 @@ from typing import Any
 from manifests import names, values
 from spec.facts import Site
 from spec.plan import LearnerPlan, Plan
-from spec.sync_keys import ENVIRONMENT
+from spec.services import METRICS_PORT
+from spec.sync_keys import ENVIRONMENT, SHARED_ENVIRONMENT
 
 _FIELDS = {"GKR_POD": "metadata.name", "GKR_POD_IP": "status.podIP", "GKR_POD_NODE": "spec.nodeName"}
 _DEFAULTS = {
@@ -32,8 +33,12 @@ def environment(
     own = {"GKR_LEARNER": learner.name, **_own(role, group)}
     if plan.code is not None:
         own["GKR_CODE_DIR"] = names.CODE_DIR
-    if plan.syncer is not None:
+    if plan.has_keys:
         own[ENVIRONMENT] = names.KEYS_DIR
+    if names.shared_secret(learner):
+        own[SHARED_ENVIRONMENT] = names.SHARED_KEYS_DIR
+    if role == names.SERVICE:
+        own[METRICS_PORT] = f"{names.METRICS_PORT}"
     threads = {} if gpus else _ONE_THREAD
     literals = {**_DEFAULTS, **threads, **(more or {}), **learner.site.bucket_env, **plan.env, **own}
     return values.env_list(literals, fields=_FIELDS, secret=names.env_secret(learner), secret_keys=plan.env_from_caller)
@@ -61,8 +66,8 @@ def secrets(plan: Plan, site: Site) -> list[dict[str, Any]]:
     return values.env_from([*plan.secrets, site.bucket_secret])
 
 
-def mounts(site: Site, *, code: bool, keys: bool = False) -> list[dict[str, Any]]:
-    """Folders that every container of a run sees; `keys`: also those of the sync."""
+def mounts(site: Site, *, code: bool, keys: bool = False, shared_secret: str = "") -> list[dict[str, Any]]:
+    """Folders that every container of a run sees; `keys`: also those of the run; with a secret the platform's."""
     found: list[dict[str, Any]] = [
         {"name": "plan", "mountPath": names.PLAN_DIR, "readOnly": True},
         {"name": "run", "mountPath": names.RUN_DIR},
@@ -71,11 +76,15 @@ def mounts(site: Site, *, code: bool, keys: bool = False) -> list[dict[str, Any]
         found.append({"name": "code", "mountPath": names.CODE_DIR})
     if keys:
         found.append({"name": "keys", "mountPath": names.KEYS_DIR, "readOnly": True})
+    if shared_secret:
+        found.append({"name": "shared-keys", "mountPath": names.SHARED_KEYS_DIR, "readOnly": True})
     found += [{"name": mount.name, "mountPath": mount.mount_path, "readOnly": mount.read_only} for mount in site.mounts]
     return sorted(found, key=lambda one: one["mountPath"])
 
 
-def volumes(site: Site, *, config_map: str, code: bool, keys: bool = False) -> list[dict[str, Any]]:
+def volumes(
+    site: Site, *, config_map: str, code: bool, keys: bool = False, shared_secret: str = ""
+) -> list[dict[str, Any]]:
     """What those mounts are. Keys belong to whom the ConfigMap belongs to."""
     found: list[dict[str, Any]] = [
         {"name": "plan", "configMap": {"name": config_map, "defaultMode": 0o444}},
@@ -84,10 +93,15 @@ def volumes(site: Site, *, config_map: str, code: bool, keys: bool = False) -> l
     if code:
         found.append({"name": "code", "emptyDir": {}})
     if keys:
-        secret = {"secretName": names.keys_secret(config_map), "defaultMode": 0o400}
-        found.append({"name": "keys", "secret": secret})
+        found.append(_secret("keys", names.keys_secret(config_map)))
+    if shared_secret:
+        found.append(_secret("shared-keys", shared_secret))
     found += [{"name": mount.name, "hostPath": {"path": mount.host_path}} for mount in site.mounts]
     return sorted(found, key=lambda one: one["name"])
+
+
+def _secret(name: str, secret: str) -> dict[str, Any]:
+    return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o400}}
 
 
 def shared_memory(size: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,6 +10,8 @@ RUN_DIR = "/gkr/run"
 CODE_DIR = "/gkr/code"
 KEYS_DIR = "/gkr/keys"
 """What proves to syncer and learners that they are of one run (`spec.sync_keys`)."""
+SHARED_KEYS_DIR = "/gkr/shared-keys"
+"""What proves to shared services and their clients that they belong to one cluster's platform."""
 PLAN_PATH = f"{PLAN_DIR}/plan.json"
 
 RAY_CONTAINER = "ray"
@@ -26,6 +28,10 @@ OPERATOR_NAMESPACE = "kuberay-system"
 DASHBOARD_PORT = 8265
 AGENT_PORT = 52365
 """Ray's dashboard agent, on every node: answers health checks."""
+METRICS_PORT = 9464
+"""A replica's own metrics; what Ray tells of a pod has another port."""
+METRICS_PORT_NAME = "svc-metrics"
+"""Collection asks for ports by name, which only pods with a replica have."""
 
 
 def env_secret(learner: LearnerPlan) -> str:
@@ -36,6 +42,11 @@ def env_secret(learner: LearnerPlan) -> str:
 def keys_secret(owner: str) -> str:
     """Secret with the keys of a learner's pods, by its job, or of the syncer, by its name; `gkr` makes it."""
     return f"{owner}-keys"
+
+
+def shared_secret(learner: LearnerPlan) -> str:
+    """Secret with the token of the platform's services; empty: the learner needs none."""
+    return next((one.shared_secret for one in learner.services if one.shared_secret), "")
 
 
 def service_group(service: ServicePlan) -> str:

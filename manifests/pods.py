@@ -105,6 +105,7 @@ def service(plan: Plan, *, learner: LearnerPlan, service: ServicePlan) -> dict[s
         gpus=service.gpus,
         affinity=placing.on_gpus(row.accelerator) if row else placing.off_gpus(),
         annotations=placing.topology(learner.site, together=False) if row else {},
+        ports=[{"name": names.METRICS_PORT_NAME, "containerPort": names.METRICS_PORT}],
     )
     return _template(plan, learner, wants)
 
@@ -122,7 +123,8 @@ def ray_cores(cores: float) -> str:
 def _template(plan: Plan, learner: LearnerPlan, wants: _Wants) -> dict[str, Any]:
     site, code = learner.site, plan.code is not None
     shm_mount, shm_volume = containers.shared_memory(wants.shm)
-    shared, keys = containers.mounts(site, code=code), plan.syncer is not None
+    fetching, keys, secret = containers.mounts(site, code=code), plan.has_keys, names.shared_secret(learner)
+    mounts = containers.mounts(site, code=code, keys=keys, shared_secret=secret)
     container: dict[str, Any] = {
         "name": names.RAY_CONTAINER,
         "image": learner.image,
@@ -137,23 +139,26 @@ def _template(plan: Plan, learner: LearnerPlan, wants: _Wants) -> dict[str, Any]
         ),
         "securityContext": containers.HARDENED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _by_path([*containers.mounts(site, code=code, keys=keys), shm_mount, *wants.fabric.mounts]),
+        "volumeMounts": _by_path([*mounts, shm_mount, *wants.fabric.mounts]),
     }
     if wants.ports:
         container["ports"] = wants.ports
     if code:
         container["workingDir"] = names.CODE_DIR
-    init = [_fetch_code(learner, shared)] if code else []
+    init = [_fetch_code(learner, fetching)] if code else []
     spec = pod_spec(
         plan,
         site_pull_secrets=site.image_pull_secrets,
         account=names.account(learner),
         containers=[container],
         volumes=[
-            *containers.volumes(site, config_map=learner.job, code=code, keys=keys), shm_volume, *wants.fabric.volumes,
+            *containers.volumes(site, config_map=learner.job, code=code, keys=keys, shared_secret=secret),
+            shm_volume,
+            *wants.fabric.volumes,
         ],
         affinity=wants.affinity,
-    )  # fmt: skip
+        secrets=keys or bool(secret),
+    )
     spec["restartPolicy"] = "Always"
     if init or wants.fabric.sidecars:
         spec["initContainers"] = [*wants.fabric.sidecars, *init]
@@ -180,8 +185,9 @@ def pod_spec(
     containers: list[dict[str, Any]],
     volumes: list[dict[str, Any]],
     affinity: dict[str, Any],
+    secrets: bool,
 ) -> dict[str, Any]:
-    """What all pods of a run have in common; also the syncer's."""
+    """What all pods of a run have in common; also the syncer's. `secrets`: files of some are mounted."""
     spec: dict[str, Any] = {
         "affinity": affinity,
         # Nothing in a pod talks to the API server.
@@ -193,7 +199,7 @@ def pod_spec(
         "terminationGracePeriodSeconds": values.seconds(plan.timeouts.grace),
         "volumes": sorted(volumes, key=lambda one: one["name"]),
     }
-    if plan.syncer is not None:
+    if secrets:
         # Images bring their own user, and files of a Secret are root's: through this group, whose number means nothing,
         # the processes of the pod, and they only, may read its keys.
         spec["securityContext"] = {"fsGroup": KEYS_GROUP}

@@ -59,12 +59,14 @@ class SharedServices:
     head_cores: float
     head_memory: int
     head_state: HeadState | None = None
+    token_secret: str = ""
+    """Secret of the namespace, and of those of experiments, with the key `token`; empty: none is needed."""
 
 
 def shared_plan(shared: SharedServices) -> Plan:
     """The plan that the host in the head reads."""
     replicas = [
-        _replica(name, service, index=index, bucket=shared.bucket)
+        _replica(name, service, index=index, bucket=shared.bucket, secret=shared.token_secret)
         for name, service in sorted(shared.services.items())
         for index in range(service.replicas)
     ]
@@ -94,6 +96,7 @@ def endpoints(shared: SharedServices) -> dict[str, SharedService]:
                 f"tcp://{_service_name(replica)}.{shared.namespace}.svc.cluster.local:{port[replica]}"
                 for replica in (f"{name}-{index}" for index in range(service.replicas))
             ],
+            secret=shared.token_secret,
         )
         for name, service in sorted(shared.services.items())
     }
@@ -135,7 +138,7 @@ def holdings(shared: SharedServices) -> dict[str, dict[str, float]]:
     return found
 
 
-def _replica(name: str, service: ServiceConfig, *, index: int, bucket: str) -> ServicePlan:
+def _replica(name: str, service: ServiceConfig, *, index: int, bucket: str, secret: str) -> ServicePlan:
     asked = service.resources
     gpu = parse_gpu(asked.gpu) if asked.gpu else None
     memory = asked.memory if asked.memory is not None else DEFAULT_MEMORY
@@ -146,7 +149,7 @@ def _replica(name: str, service: ServiceConfig, *, index: int, bucket: str) -> S
         gpus=gpu.count if gpu else 0, gpu=gpu.gpu if gpu else None,
         queue_depth=service.queue_depth, max_batch=service.max_batch,
         queue_bytes=service.queue_bytes or share, max_delay_ms=service.max_delay_ms,
-        model=model_of(service, bucket=bucket),
+        model=model_of(service, bucket=bucket), shared_secret=secret,
     )  # fmt: skip
 
 

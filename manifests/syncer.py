@@ -80,6 +80,7 @@ def job(plan: Plan, syncer: SyncerPlan) -> dict[str, Any]:
         containers=[container],
         volumes=containers.volumes(site, config_map=syncer.name, code=False, keys=True),
         affinity=placing.off_gpus(),
+        secrets=True,
     )
     spec["restartPolicy"] = "OnFailure"
     metadata = {

@@ -10,6 +10,7 @@ after the first one died, so effects that must not add up over replicas need a k
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -22,12 +23,13 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
+from services.asked import Asked
 from services.courier import Awaited, Courier, Parcel
 from services.service import Call, Reply, Service
 from services.wire.frames import FrameError, Priority, encode_body, encode_tensors
 from services.wire.seal import run_secret
 from spec.errors import GkrError, RefusedError, UnreachableError
-from spec.sync_keys import SyncKeys
+from spec.sync_keys import SHARED_ENVIRONMENT, SyncKeys
 
 _GRACE_SECONDS = 5.0
 """How much later than its deadline a future may complete before the I/O thread itself is taken for broken."""
@@ -77,17 +79,21 @@ class ServiceClient:
         max_waiting: int = 1024,
         priority: Priority = Priority.BLOCKING,
         secret: bytes | None = None,
+        counted: bool = False,
     ) -> None:
         """`priority`: who waits for its requests, unless a request says otherwise. `secret`: what sealed replicas want
-        proof of; by default that of this process's run."""
+        proof of; by default that of this process's run, and of a platform's replica the platform's.
+        `counted`: `asked` counts what is asked."""
+        self.asked = Asked()
+        self._counted = counted
         self._priority = priority
         self._service = service
         self._max_waiting = max_waiting
         self._pid = os.getpid()
-        self._next_request = 0
-        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        shared = run_secret(SyncKeys.read(variable=SHARED_ENVIRONMENT)) if secret is None else secret
         secret = run_secret(SyncKeys.read()) if secret is None else secret
-        self._courier = Courier(directory_path, service=service, identity=identity, secret=secret)
+        self._courier = Courier(directory_path, service=service, identity=identity, secret=secret, shared=shared)
 
     def submit(
         self,
@@ -116,9 +122,7 @@ class ServiceClient:
         except FrameError as error:
             hint = "ask for less at once"
             raise RefusedError(f"{method} of {self._service}: {error}", hint=hint) from error
-        with self._lock:
-            self._next_request += 1
-            number = self._next_request
+        number = next(self._numbers)
         parcel = Parcel(
             number=number,
             method=method,
@@ -128,9 +132,11 @@ class ServiceClient:
             raw=raw,
             deadline_seconds=deadline_seconds,
             expires=time.monotonic() + deadline_seconds,
-            future=Awaited(self._courier),
+            future=Awaited(self._courier, number),
             priority=self._priority if priority is None else priority,
         )
+        if self._counted:
+            self.asked.watch(parcel.future)
         self._courier.take(parcel)
         return parcel.future
 

@@ -1,10 +1,10 @@
 """The I/O of a client: carries requests to replicas and completes their futures.
 
-Sockets and dispatcher belong to whoever holds `_turning`, for one turn or more. That is a thread of our own, which
-wakes when something arrives; but whoever submits a request sends it itself, and whoever waits for a reply takes turns
-itself until it is there ("leads"), because to wake another thread for each way costs more than everything else
-together. Other threads only append to an inbox. Our thread watches file descriptors without touching sockets, and keeps
-out of the way while somebody leads.
+Sockets and dispatcher belong to whoever holds `_turning`. That is a thread of our own, which takes a turn when
+something arrives; but whoever submits a request sends it itself, and whoever waits for a reply takes turns itself until
+it is there ("leads"), because to wake another thread for each way costs more than everything else together. Other
+threads only append to an inbox. Our thread watches file descriptors without touching sockets, and keeps out of the way
+while somebody leads.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,12 @@ _HWM = 1024 + 16
 _IN = int(zmq.POLLIN)
 _PARK_SECONDS = 0.005
 """How long our thread leaves the sockets to somebody who led just now and is likely to lead again."""
-_TURNS_OF_A_SUBMITTER = 4
-"""More turns than these are left to our thread: who submits does not want to receive."""
 
 LinkKey = tuple[int, int]
 """Index and incarnation of a replica."""
 
 
-@dataclass(frozen=True)
-class Parcel:
+class Parcel(Struct, frozen=True, kw_only=True):
     """One request as it travels, and the future that waits for it."""
 
     number: int
@@ -76,26 +73,34 @@ class Parcel:
     raw: Sequence[Buffer]
     deadline_seconds: float
     expires: float
-    future: Future[Reply] = field(default_factory=Future[Reply])
+    future: Future[Reply]
     priority: Priority = Priority.BLOCKING
 
 
 class Awaited(Future[Reply]):
     """A future whose waiter does the client's I/O until it is complete."""
 
-    def __init__(self, courier: Courier) -> None:
+    def __init__(self, courier: Courier, number: int) -> None:
         super().__init__()
-        self._courier = courier
+        self._courier, self._number = courier, number
 
     def result(self, timeout: float | None = None) -> Reply:
         """The reply, or what ended the request."""
+        courier, number = self._courier, self._number
         until = None if timeout is None else time.monotonic() + timeout
-        if not self.done():
-            self._courier.lead(self, until=until)
-        if self.done():
-            return super().result(0)
-        with self._courier.follow():
-            return super().result(None if until is None else max(0.0, until - time.monotonic()))
+        if courier.carries(number):
+            courier.lead(number, until=until)
+            if courier.carries(number):
+                with courier.follow():
+                    return super().result(None if until is None else max(0.0, until - time.monotonic()))
+        return super().result(None if until is None else max(0.0, until - time.monotonic()))
+
+    def cancel(self) -> bool:
+        """Nobody waits for it any more; the replica is told, too."""
+        cancelled = super().cancel()
+        if cancelled:
+            self._courier.give_up(self._number)
+        return cancelled
 
 
 @dataclass
@@ -107,9 +112,12 @@ class _Retry:
 class Courier:
     """One client's thread."""
 
-    def __init__(self, directory_path: Path, *, service: str, identity: str, secret: bytes) -> None:
+    def __init__(
+        self, directory_path: Path, *, service: str, identity: str, secret: bytes, shared: bytes = b""
+    ) -> None:
+        """`secret`: of the run's own replicas, if they are sealed; `shared`: of the platform's."""
         self._service = service
-        self._secret = secret
+        self._secret, self._shared_secret = secret, shared
         self._identity = identity
         self._incarnation = time.time_ns() // 1000
         self._greetings = 0
@@ -120,8 +128,10 @@ class Courier:
         self._trouble = ""
         """The last thing that went wrong with a connection, for the message of a request that expires."""
         self._looked_at = 0.0
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._unfinished = 0
+        self._inbox: deque[Parcel | int] = deque()
+        """Requests to carry, and numbers of those that nobody waits for any more."""
+        self._open: dict[int, Parcel] = {}
+        """Those whose future is not complete."""
         self._lock = threading.Lock()
         self._waker = Waker()
         self._closing = threading.Event()
@@ -135,8 +145,12 @@ class Courier:
         """`_changes` when our thread last looked which descriptors there are."""
         self._changes = 0
         """Grows with each connection made or lost."""
+        self._watched_until = 0.0
+        self._listed: Sequence[tuple[LinkKey, Link]] = ()
+        self._polled: Sequence[tuple[Any, int]] = [(self._waker.fd, _IN)]
+        """Links and what to poll of them, as of the last change."""
         self._turner = 0
-        """The thread that takes a turn."""
+        """The thread that has the turn."""
         self._expiry_at = math.inf
         """No request expires before."""
         self._context = zmq.Context()
@@ -146,22 +160,34 @@ class Courier:
     @property
     def waiting(self) -> int:
         """Requests whose future is not complete."""
-        return self._unfinished
+        return len(self._open)
+
+    def carries(self, number: int) -> bool:
+        """Whether the future of a request is not about to be complete."""
+        return number in self._open
 
     def take(self, parcel: Parcel) -> None:
         """Carry this request."""
         with self._lock:
-            self._unfinished += 1
             closed = self._closing.is_set()
             if not closed:
-                self._inbox.append(lambda: self._submit(parcel))
-        parcel.future.add_done_callback(lambda future: self._completed(parcel, future))
+                self._open[parcel.number] = parcel
+                self._inbox.append(parcel)
         if closed:
             self._fail(parcel, UnreachableError(f"the client of {self._service} is closed"))
+        else:
+            self._post()
+
+    def give_up(self, number: int) -> None:
+        """A future was cancelled."""
+        with self._lock:
+            if self._open.pop(number, None) is None or self._closing.is_set():
+                return
+            self._inbox.append(number)
         self._post()
 
-    def lead(self, future: Future[Reply], *, until: float | None) -> None:
-        """Take turns in the caller's thread until the future is complete, unless somebody else does so already.
+    def lead(self, number: int, *, until: float | None) -> None:
+        """Take turns in the caller's thread until a request is answered, unless somebody else does so already.
 
         Raises RuntimeError in a callback of a future, which runs within a turn and so would wait for itself.
         """
@@ -174,15 +200,17 @@ class Courier:
                 self._waker.notify()
             if not self._turning.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
                 return
+            self._turner = threading.get_ident()
             try:
-                while not future.done() and not self._closing.is_set():
+                while number in self._open and not self._closing.is_set():
                     now = time.monotonic()
                     if until is not None and now >= until:
                         break
                     wake_at = self._wake_at(now)
                     wait = (wake_at if until is None else min(wake_at, until)) - now
-                    self._turn(self._ready(wait_ms=max(0, math.ceil(wait * 1000))))
+                    self._turn(self._ready(wait_ms=max(0, math.ceil(wait * 1000))), awaited=number)
             finally:
+                self._turner = 0
                 self._turning.release()
         finally:
             self._led_at = time.monotonic()
@@ -221,35 +249,28 @@ class Courier:
         with self._lock:
             self._closing.set()
 
-    def _completed(self, parcel: Parcel, future: Future[Reply]) -> None:
-        with self._lock:
-            self._unfinished -= 1
-            if future.cancelled() and not self._closing.is_set():
-                self._inbox.append(lambda: self._tell_cancelled(self._dispatcher.cancel(parcel.number)))
-                waits = True
-            else:
-                waits = False
-        if waits:
-            self._post()
-
     def _post(self) -> None:
         """Something is in the inbox: deal with it here if the sockets are free, else leave it to who has them."""
         if not self._turning.acquire(blocking=False):
             self._waker.notify()
             return
+        overdue = False
+        self._turner = threading.get_ident()
         try:
-            ready: set[Any] = set()
             if self._closing.is_set():
                 return
-            for _ in range(_TURNS_OF_A_SUBMITTER):
-                self._turn(ready)
-                # A send may take the signal of what arrived meanwhile, which would then wake nobody.
-                ready = self._ready(wait_ms=0)
-                if not ready:
-                    break
+            if not self._listed:
+                self._connect(time.monotonic())
+            self._drain_inbox()
+            self._send_waiting()
+            # A send may take the signal of what arrived meanwhile, so what our thread watches would not wake it.
+            overdue = self._watching and (
+                self._changes != self._watched or self._expiry_at < self._watched_until or bool(self._ready(wait_ms=0))
+            )
         finally:
+            self._turner = 0
             self._turning.release()
-        if ready or (self._watching and self._changes != self._watched):  # our thread waits for less than there is
+        if overdue:
             self._waker.notify()
 
     def _submit(self, parcel: Parcel) -> None:
@@ -260,15 +281,20 @@ class Courier:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
+                with self._turning:
+                    self._turner = threading.get_ident()
+                    try:
+                        self._turn(self._ready(wait_ms=0))
+                        while (ready := self._ready(wait_ms=0)) and not self._closing.is_set():
+                            self._turn(ready)
+                    finally:
+                        self._turner = 0
                 self._park()
                 self._watch()
-                with self._turning:
-                    self._turn(self._ready(wait_ms=0))
-                    while (ready := self._ready(wait_ms=0)) and not self._closing.is_set():
-                        self._turn(ready)
         finally:
             self._begin_closing()
             with self._turning:
+                self._turner = threading.get_ident()
                 self._drain_inbox()
                 for pending in self._dispatcher.drain():
                     self._fail(pending.payload, UnreachableError(f"the client of {self._service} was closed"))
@@ -292,59 +318,65 @@ class Courier:
             watched += [link.monitor.getsockopt(zmq.FD) for link in self._links.values()]
             if self._inbox or self._ready(wait_ms=0):
                 return
-            wake_at = self._wake_at(time.monotonic())
+            self._watched_until = self._wake_at(time.monotonic())
             self._watched = self._changes
             self._watching = True  # from here on whoever takes something away, or adds to it, wakes us
         poll = select.poll()
         for descriptor in (self._waker.fd, *watched):
             poll.register(descriptor, select.POLLIN)
         if not self._leading.locked():
-            poll.poll(max(0, math.ceil((wake_at - time.monotonic()) * 1000)))
+            poll.poll(max(0, math.ceil((self._watched_until - time.monotonic()) * 1000)))
         self._watching = False
 
-    def _ready(self, *, wait_ms: int) -> set[Any]:
+    def _ready(self, *, wait_ms: int) -> Collection[Any]:
         """The sockets on which something has arrived, and the descriptor of the waker."""
-        watched: list[tuple[Any, int]] = [(self._waker.fd, _IN)]
-        for link in self._links.values():
-            watched += [(link.socket, _IN), (link.monitor, _IN)]
-        return {socket for socket, _ in zmq.zmq_poll(watched, wait_ms)}
+        return [source for source, _ in zmq.zmq_poll(self._polled, wait_ms)]
 
-    def _turn(self, ready: set[Any]) -> None:
-        self._turner = threading.get_ident()
-        try:
-            self._take_turn(ready)
-        finally:
-            self._turner = 0
-
-    def _take_turn(self, ready: set[Any]) -> None:
+    def _turn(self, ready: Collection[Any], *, awaited: int | None = None) -> None:
+        """Once around; what arrives after the answer that is awaited is left for the next turn."""
         now = time.monotonic()
         self._connect(now)
         if self._waker.fd in ready:
             self._waker.drain()
         self._drain_inbox()
-        for key, link in list(self._links.items()):
+        for key, link in self._listed:
             try:
                 watch = link.monitor in ready or not link.welcomed
                 # Answers first: what arrived before the connection broke need not be asked again.
                 if watch or link.socket in ready:
-                    for message in link.receive():
-                        self._message(key, link, message)
+                    self._hear(key, link, awaited=None if watch else awaited)
                 if watch:
                     link.watch()
-                link.release_read()
             except LinkLost as lost:
                 self._lose(key, str(lost))
         if now >= self._expiry_at:
             self._tell_cancelled(self._expire(now))
             self._expiry_at = self._dispatcher.next_expiry() or math.inf
         self._send_waiting()
+        for key, link in self._listed:
+            try:
+                link.release_read()
+            except LinkLost as lost:
+                self._lose(key, str(lost))
+
+    def _hear(self, key: LinkKey, link: Link, *, awaited: int | None) -> None:
+        for message in link.receive():
+            self._message(key, link, message)
+            if awaited is not None and awaited not in self._open:
+                return
 
     def _drain_inbox(self) -> None:
         while self._inbox:
-            self._inbox.popleft()()
+            one = self._inbox.popleft()
+            if isinstance(one, Parcel):
+                self._submit(one)
+            else:
+                self._tell_cancelled(self._dispatcher.cancel(one))
 
     def _wake_at(self, now: float) -> float:
         """When a turn is due whatever arrives."""
+        if len(self._links) == len(self._retries):
+            return min(now + _TICK_SECONDS, self._expiry_at)
         retries = (retry.at for retry in self._retries.values() if retry.at > now)
         return min(now + _TICK_SECONDS, self._expiry_at, *retries)
 
@@ -361,10 +393,17 @@ class Courier:
         self._retries = {key: self._retries.get(key) or _Retry() for key in wanted}
         for key, replica in wanted.items():
             if key not in self._links and self._retries[key].at <= now:
-                secret = self._secret if replica.sealed else b""
+                known = self._shared_secret if replica.shared else self._secret
+                secret = known if replica.sealed else b""
                 hello = self._hello(replica)
                 self._links[key] = Link(replica, context=self._context, hello=hello, hwm=_HWM, secret=secret)
-                self._changes += 1
+                self._list()
+
+    def _list(self) -> None:
+        self._changes += 1
+        self._listed = tuple(self._links.items())
+        sources = (source for link in self._links.values() for source in (link.socket, link.monitor))
+        self._polled = [(self._waker.fd, _IN), *((source, _IN) for source in sources)]
 
     def _replicas(self) -> list[Replica]:
         directory = self._directory.current
@@ -377,14 +416,14 @@ class Courier:
             attempt=self._greetings,
             identity=self._identity,
             incarnation=self._incarnation,
-            service=self._service,
+            service=replica.answers_to or self._service,
             expected=replica.incarnation,
             features=FEATURE_ARENA if is_local(replica.endpoint) else 0,
         )
 
     def _lose(self, key: LinkKey, reason: str) -> None:
         self._links.pop(key).close()
-        self._changes += 1
+        self._list()
         self._trouble = reason
         retry = self._retries.setdefault(key, _Retry())
         pause = min(_RETRY_SECONDS[1], _RETRY_SECONDS[0] * 2**retry.failures) * random.uniform(0.5, 1.5)
@@ -398,19 +437,18 @@ class Courier:
     def _message(self, key: LinkKey, link: Link, message: Message) -> None:
         header = message.header
         match header.kind:
+            case Kind.REPLY | Kind.ERROR if header.request:
+                error = None if header.kind is Kind.REPLY else decode_or_lose(message)
+                broke = error is not None and error.code == "internal"
+                pending = self._dispatcher.answered(key, header.request, broke=broke, now=time.monotonic())
+                if pending is not None:
+                    self._complete(pending.payload, message, error=error, endpoint=link.replica.endpoint)
             case Kind.WELCOME:
                 link.welcomed = True
                 self._retries[key] = _Retry()
                 self._dispatcher.open(key, grant=header.credit, grant_bytes=header.credit_bytes)
             case Kind.CREDIT:
                 self._dispatcher.open(key, grant=header.credit, grant_bytes=header.credit_bytes)
-            case Kind.REPLY | Kind.ERROR if header.request:
-                error = None if header.kind is Kind.REPLY else decode_or_lose(message)
-                broke = error is not None and error.code == "internal"
-                pending = self._dispatcher.answered(key, header.request, broke=broke, now=time.monotonic())
-                if pending is not None:
-                    where = f"{self._service} at {link.replica.endpoint}"
-                    self._complete(pending.payload, message, error=error, where=where)
             case Kind.ERROR:
                 error = decode_or_lose(message)
                 if error.code in ("version", "superseded", "protocol"):
@@ -421,16 +459,18 @@ class Courier:
             case other:
                 raise LinkLost(f"{link.replica.endpoint} sent {other.name}, which only clients send")
 
-    def _complete(self, parcel: Parcel, message: Message, *, error: ErrorBody | None, where: str) -> None:
+    def _complete(self, parcel: Parcel, message: Message, *, error: ErrorBody | None, endpoint: str) -> None:
         if error is None:
             try:
                 body = decode_body(message.body, as_type=parcel.reply)
             except FrameError as unreadable:
                 error = ErrorBody(code="internal", message=f"answered something else: {unreadable}")
             else:
-                if parcel.future.set_running_or_notify_cancel():
+                self._open.pop(parcel.number, None)
+                with contextlib.suppress(InvalidStateError):  # cancelled at this moment
                     parcel.future.set_result(Reply(body, message.tensors))
                 return
+        where = f"{self._service} at {endpoint}"
         if error.code == "expired":
             self._fail(parcel, UnreachableError(self._late(parcel), hint=error.message, where=where))
         else:
@@ -463,6 +503,8 @@ class Courier:
                     link.send(pack(Header(kind=Kind.CANCEL, request=pending.request)))
 
     def _send_waiting(self) -> None:
+        if not self._dispatcher.waits:
+            return
         now = time.monotonic()
         lost: dict[LinkKey, str] = {}
         for key, pending in self._dispatcher.assign(now):
@@ -485,9 +527,9 @@ class Courier:
             self._lose(key, reason)
 
     def _fail(self, parcel: Any, error: GkrError) -> None:
-        future: Future[Reply] = parcel.future
-        if not future.done() and future.set_running_or_notify_cancel():
-            future.set_exception(error)
+        self._open.pop(parcel.number, None)
+        with contextlib.suppress(InvalidStateError):  # cancelled at this moment
+            parcel.future.set_exception(error)
 
 
 def decode_or_lose(message: Message) -> ErrorBody:

@@ -14,9 +14,11 @@ them; then it is tried with one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from services.wire.frames import Priority
 
@@ -33,8 +35,7 @@ BREAKER_SECONDS = 2.0
 LinkT = TypeVar("LinkT", bound=Hashable)
 
 
-@dataclass
-class Pending:
+class Pending(Struct):
     """One request of this client. Mutable: `attempt` counts its sendings."""
 
     request: int
@@ -74,6 +75,8 @@ class Dispatcher(Generic[LinkT]):
         self._waiting: dict[Priority, deque[Pending]] = {priority: deque() for priority in Priority}
         self._again: deque[Pending] = deque()
         """Those that were sent before."""
+        self._queues = (self._again, *self._waiting.values())
+        """In their order."""
         self._links: dict[LinkT, _Link] = {}
         self._retries, self._refilled_at = RETRY_RESERVE, 0.0
         self.sent_again = 0
@@ -81,7 +84,12 @@ class Dispatcher(Generic[LinkT]):
     @property
     def waiting(self) -> int:
         """Requests that have no credit yet."""
-        return len(self._again) + sum(len(queue) for queue in self._waiting.values())
+        return sum(map(len, self._queues))
+
+    @property
+    def waits(self) -> bool:
+        """Whether `assign` may have something."""
+        return any(self._queues)
 
     def submit(self, pending: Pending) -> None:
         """Take a request."""
@@ -106,7 +114,9 @@ class Dispatcher(Generic[LinkT]):
         for pending in given_up:
             pending.over = True
         again = [pending for pending in unanswered if not pending.over]
-        self._again = deque(sorted((*again, *self._again), key=lambda one: (one.priority, one.request)))
+        ordered = sorted((*again, *self._again), key=lambda one: (one.priority, one.request))
+        self._again.clear()
+        self._again.extend(ordered)
         return given_up
 
     def assign(self, now: float) -> list[tuple[LinkT, Pending]]:
@@ -114,7 +124,7 @@ class Dispatcher(Generic[LinkT]):
         free credit. A request that no credit in bytes is left for holds up those behind it."""
         self._refill(now)
         sendings: list[tuple[LinkT, Pending]] = []
-        for queue in (self._again, *self._waiting.values()):
+        for queue in self._queues:
             while queue and (queue is not self._again or self._retries >= 1):
                 if queue[0].over:
                     queue.popleft()
@@ -196,11 +206,8 @@ class Dispatcher(Generic[LinkT]):
             self._retries += 1
             self._refilled_at = now
 
-    def _queues(self) -> Iterable[deque[Pending]]:
-        return (self._again, *self._waiting.values())
-
     def _live(self) -> list[tuple[Pending, LinkT | None]]:
-        waiting: list[tuple[Pending, LinkT | None]] = [(one, None) for queue in self._queues() for one in queue]
+        waiting: list[tuple[Pending, LinkT | None]] = [(one, None) for queue in self._queues for one in queue]
         flying = [(pending, link) for link, state in self._links.items() for pending in state.inflight.values()]
         return [(pending, link) for pending, link in (*waiting, *flying) if not pending.over]
 
@@ -208,7 +215,7 @@ class Dispatcher(Generic[LinkT]):
         for pending, _ in ended:
             pending.over = True
         if any(link is None for _, link in ended):
-            for queue in self._queues():
+            for queue in self._queues:
                 kept = [pending for pending in queue if not pending.over]
                 queue.clear()
                 queue.extend(kept)

@@ -22,16 +22,18 @@ import ray
 import ray.util
 from ray.exceptions import RayError
 
+from services.metrics import ReplicaMetrics, serve_metrics
 from services.registry import CLASSES, load_class
 from services.server import Server
 from services.service import ServiceContext
+from services.stats import ServerStats
 from services.wire.seal import run_secret
-from spec.errors import GkrError, UnreachableError
+from spec.errors import ConfigError, GkrError, UnreachableError
 from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
 from spec.service_placement import queue_budget
-from spec.services import Directory, Replica, ServiceKind
-from spec.sync_keys import SyncKeys
+from spec.services import METRICS_PORT, Directory, Replica, ServiceKind
+from spec.sync_keys import SHARED_ENVIRONMENT, SyncKeys
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ LONGEST_BATCH_SECONDS = 1800.0
 _HUNG_SECONDS = 60.0
 _START_SECONDS = 300.0
 _STATS_SECONDS = 30.0
+_SCRAPE_SECONDS = 5.0
+"""Of one look at the metrics: less than the ten that a monitor gives it."""
 _JOIN_SECONDS = 1.0
 
 REPLICA_ENVIRONMENT = {
@@ -88,6 +92,7 @@ class _Started(NamedTuple):
     endpoint: str
     pid: int
     sealed: bool
+    metrics: str
     refusal: str
     """Non-empty: a GkrError that starting again will not mend."""
 
@@ -115,7 +120,7 @@ class _ReplicaActor:
         it takes a free one."""
         context = replace(context, cache_dir=run_folder() / context.cache_dir)
         try:
-            secret = run_secret(SyncKeys.read())
+            secret = _secret(plan)
             service = load_class(path)(context)
             service.warm_up()
             bind = f"tcp://{self.greet()}:{'*' if port is None else port}"
@@ -132,16 +137,31 @@ class _ReplicaActor:
             endpoint = server.start()
         except GkrError as error:
             logging.getLogger(__name__).error("%s cannot start: %s", context.name, error)  # noqa: TRY400 - our wording
-            return _Started("", os.getpid(), sealed=False, refusal=str(error))
+            return _Started("", os.getpid(), sealed=False, metrics="", refusal=str(error))
         self._server = server
+        metrics = self._serve_metrics(context.name)
         logging.getLogger(__name__).info("%s serves on %s, incarnation %d", context.name, endpoint, incarnation)
-        return _Started(endpoint, os.getpid(), sealed=bool(secret), refusal="")
+        return _Started(endpoint, os.getpid(), sealed=bool(secret), metrics=metrics, refusal="")
+
+    def _serve_metrics(self, service: str) -> str:
+        """Where they are; nowhere if the port is taken, for which a service that works does not stop."""
+        port = int(os.environ.get(METRICS_PORT, "0"))
+        metrics = ReplicaMetrics(service, stats=lambda: self._counters(timeout_seconds=_SCRAPE_SECONDS))
+        try:
+            return serve_metrics(metrics, address=self.greet(), port=port)
+        except OSError as error:
+            logging.getLogger(__name__).warning("no metrics on port %d: %s", port, error)
+            return ""
+
+    def _counters(self, *, timeout_seconds: float) -> ServerStats:
+        assert self._server is not None
+        return self._server.stats(timeout_seconds=timeout_seconds)
 
     def stats(self) -> dict[str, Any] | None:
         """Counters, none before `start` is done. Raises if the server's loop does not turn."""
         if self._server is None:
             return None
-        stats = self._server.stats(timeout_seconds=_STATS_SECONDS)
+        stats = self._counters(timeout_seconds=_STATS_SECONDS)
         if stats.computing_seconds > LONGEST_BATCH_SECONDS:
             faulthandler.dump_traceback(file=sys.stderr)  # where it hangs, for the log: it is ended next
         return asdict(stats)
@@ -150,6 +170,17 @@ class _ReplicaActor:
         """Send the clients away."""
         if self._server is not None:
             self._server.stop(deadline_seconds=deadline_seconds)
+
+
+def _secret(plan: ServicePlan) -> bytes:
+    """The run's; of a platform's replica the platform's, without which it must not serve. Raises ConfigError."""
+    if not plan.shared_secret:
+        return run_secret(SyncKeys.read())
+    keys = SyncKeys.read(variable=SHARED_ENVIRONMENT)
+    if keys is None:
+        text = f"service {plan.name} proves itself by the token in Secret {plan.shared_secret}, which is not here"
+        raise ConfigError(text, hint=f"its pod must mount it and name the folder in {SHARED_ENVIRONMENT}")
+    return run_secret(keys)
 
 
 def run_folder() -> Path:
@@ -221,7 +252,16 @@ class ServiceHosts:
         # Numbers only grow, also from one driver of this learner to the next: both begin at the clock.
         self._epoch = self._last_incarnation = time.time_ns() // 1_000_000
         self._shared = [
-            Replica(service=plan.name, kind=plan.kind, index=index, endpoint=endpoint, incarnation=0)
+            Replica(
+                service=plan.name,
+                kind=plan.kind,
+                index=index,
+                endpoint=endpoint,
+                incarnation=0,
+                sealed=bool(plan.shared_secret),
+                shared=True,
+                answers_to=plan.answers_to,
+            )
             for plan in learner.services
             for index, endpoint in enumerate(plan.shared_endpoints)
         ]
@@ -344,6 +384,7 @@ class ServiceHosts:
             incarnation=slot.incarnation,
             pid=started.pid,
             sealed=started.sealed,
+            metrics=started.metrics,
         )
         self._epoch += 1
 

@@ -7,7 +7,7 @@ could overtake the greeting. So each link lives for one connection, and what fol
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ from services.wire.frames import (
 )
 from services.wire.lane import LANE_KINDS, Lane
 from services.wire.seal import Seals, accept_challenge, new_nonce
-from services.wire.sockets import send_frames
+from services.wire.sockets import receive_frames, send_frames
 from spec.services import Replica
 
 _UP = zmq.Event.HANDSHAKE_SUCCEEDED
@@ -76,6 +76,7 @@ class Link:
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._watched = [(self.socket, int(zmq.POLLIN))]
         self.monitor = self.socket.get_monitor_socket(int(_UP | _DOWN))
         try:
             self.socket.connect(replica.endpoint)
@@ -95,33 +96,44 @@ class Link:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send without waiting. Raises LinkLost if ZeroMQ cannot take it, which within the grant means it is gone."""
-        self._send_all([*self.lane.releases(), *self.lane.outgoing(frames)])
+        self._send_all(self.lane.outgoing(frames))
 
     def release_read(self) -> None:
         """Tell the replica which large tensors of its replies nobody looks at any more."""
-        self._send_all(self.lane.releases())
+        if self.lane.has_read:
+            self._send_all(self.lane.releases())
 
-    def receive(self) -> Iterator[Message]:
-        """All messages that are here. Raises LinkLost for bytes that are not of this protocol."""
-        watched = [(self.socket, int(zmq.POLLIN))]
-        while zmq.zmq_poll(watched, 0):  # cheaper than the exception of a receive that finds nothing
+    def receive(self) -> Generator[Message]:
+        """The messages that are here, one as a rule. Raises LinkLost for bytes that are not of this protocol."""
+        while True:
             try:
-                frames = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)
-                inner = self._unsealed([frame.buffer for frame in frames])
-                if inner is None:
-                    continue
-                message = unpack(self.lane.opened(inner))
-                if message.header.kind in LANE_KINDS:
-                    self._send_all(self.lane.handle(message.header))
-                    continue
-                if message.header.kind is Kind.WELCOME and not self.welcomed:
-                    shared = self._hello.features & message.header.features & FEATURE_ARENA
-                    self.lane = Lane(shared=bool(shared))
-                yield message
+                message = self._opened(receive_frames(self.socket))
             except zmq.Again:
                 return
             except FrameError as error:
                 raise LinkLost(f"{self.replica.endpoint} sent something else: {error}") from error
+            if message is not None:
+                yield message
+                del message  # or its tensors would live on here
+            if not zmq.zmq_poll(self._watched, 0):  # cheaper than the exception of a receive that finds nothing
+                return
+
+    def _opened(self, frames: Sequence[Buffer]) -> Message | None:
+        """The message, unless it concerned only this link and is dealt with."""
+        if self._secret:
+            unsealed = self._unsealed(frames)
+            if unsealed is None:
+                return None
+            frames = unsealed
+        message = unpack(self.lane.opened(frames))
+        kind = message.header.kind
+        if kind in LANE_KINDS:
+            self._send_all(self.lane.handle(message.header))
+            return None
+        if kind is Kind.WELCOME and not self.welcomed:
+            shared = self._hello.features & message.header.features & FEATURE_ARENA
+            self.lane = Lane(shared=bool(shared))
+        return message
 
     def _send_all(self, messages: Sequence[Sequence[Buffer]]) -> None:
         try:
@@ -130,10 +142,8 @@ class Link:
         except zmq.ZMQError as error:
             raise LinkLost(f"{self.replica.endpoint}: {error}") from error
 
-    def _unsealed(self, frames: list[Buffer]) -> Sequence[Buffer] | None:
+    def _unsealed(self, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """What arrived; none if it was the replica's challenge, which is answered here. FrameError if it is a fake."""
-        if not self._secret:
-            return frames
         if self._seals is not None:
             return self._seals.open(frames)
         self._seals = accept_challenge(self._secret, frames, nonce=self._hello.nonce)

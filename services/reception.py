@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from services.replies import ReplyCache
 from services.scheduler import GrantExceeded, Scheduler, Ticket
-from services.service import Call, Method
-from services.stats import ClassStats, RankStats, ServerStats, Times
+from services.service import Call, Method, no_room
+from services.stats import ServerStats, Times
 from services.wire.frames import (
     FEATURE_ARENA,
     Buffer,
@@ -37,6 +40,7 @@ from services.wire.frames import (
     unpack,
 )
 from spec.errors import GkrError
+from spec.events import ServiceClassStats, ServiceRankStats
 
 _log = logging.getLogger(__name__)
 
@@ -71,15 +75,18 @@ class Reception:
         max_delay_seconds: float = 0.0,
         max_clients: int = 4096,
         cache_bytes: int = 64 * 2**20,
+        room: Callable[[bytes, int], np.ndarray | None] | None = None,
     ) -> None:
         """`grant` requests and `grant_bytes` of them for each client; of all grants together at most `budget_bytes`.
-        0: as many bytes as come."""
+        0: as many bytes as come. `room`: memory that the client of a connection sees, for tensors of a reply."""
         self.outbox: deque[tuple[bytes, Sequence[Buffer]]] = deque()
         self.lane_messages: deque[tuple[bytes, Header]] = deque()
         """What concerns shared memory, which is the socket's owner's business."""
         self.shares: dict[bytes, bool] = {}
         """Whether the client of a connection may see our memory."""
-        self._methods = methods
+        self.gone: deque[bytes] = deque()
+        """Connections that are no client's any more."""
+        self._methods, self._room = methods, room
         self._service = service
         self._incarnation = incarnation
         self._grant = grant
@@ -118,10 +125,10 @@ class Reception:
             self._violation(route, reason=str(error))
             return
         match message.header.kind:
-            case Kind.HELLO:
-                self._hello(route, message.header)
             case Kind.REQUEST:
                 self._request(route, message, now=now)
+            case Kind.HELLO:
+                self._hello(route, message.header)
             case Kind.CANCEL:
                 self._cancel(route, message.header.request)
             case Kind.BYE:
@@ -220,15 +227,20 @@ class Reception:
             grant_bytes=self._grant_bytes,
             queued_bytes=sum(self._scheduler.outstanding_bytes(client) for client in self._routes),
             by_priority={
-                priority.name.lower(): ClassStats(
-                    times.requests, waiting.get(priority, 0), times.quantile_ms(50), times.quantile_ms(99)
+                priority.name.lower(): ServiceClassStats(
+                    requests=times.requests,
+                    queued=waiting.get(priority, 0),
+                    p50_ms=times.quantile_ms(50),
+                    p99_ms=times.quantile_ms(99),
                 )
                 for priority, times in self._times.items()
                 if times.requests or waiting.get(priority)
             },
             by_rank={
-                client.identity: RankStats(
-                    self._answered.get(client, 0), used[client], self._scheduler.outstanding_bytes(client)
+                client.identity: ServiceRankStats(
+                    requests=self._answered.get(client, 0),
+                    outstanding=used[client],
+                    outstanding_bytes=self._scheduler.outstanding_bytes(client),
                 )
                 for client in sorted(used, key=lambda one: (-used[one], one))[:_MOST_RANKS]
             },
@@ -264,8 +276,7 @@ class Reception:
         self._connections[client] = header.attempt
         former = self._routes.get(client)
         if former is not None:
-            self._clients.pop(former, None)
-            self.shares.pop(former, None)
+            self._unlink(former)
         self._newest[client.identity] = client.incarnation
         self._routes[client] = route
         self._clients[route] = client
@@ -349,7 +360,7 @@ class Reception:
             cost=max(1, cost),
             expires=now + header.deadline_ms / 1000,
             arrived=now,
-            payload=Call(args, message.tensors),
+            payload=Call(args, message.tensors, partial(self._room, route) if self._room is not None else no_room),
             priority=header.priority,
             size=size,
         )
@@ -413,8 +424,12 @@ class Reception:
         self._answered.pop(client, None)
         route = self._routes.pop(client, None)
         if route is not None:
-            self._clients.pop(route, None)
-            self.shares.pop(route, None)
+            self._unlink(route)
+
+    def _unlink(self, route: bytes) -> None:
+        self._clients.pop(route, None)
+        self.shares.pop(route, None)
+        self.gone.append(route)
 
     def _forget_lost(self, now: float) -> None:
         while self._lost:

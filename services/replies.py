@@ -23,17 +23,20 @@ class ReplyCache(Generic[ClientT]):
         self._per_client = per_client
         self._max_bytes = max_bytes
         self._replies: OrderedDict[tuple[ClientT, int], Sequence[Buffer]] = OrderedDict()
-        self._order: dict[ClientT, OrderedDict[int, None]] = {}
+        self._order: dict[ClientT, dict[int, None]] = {}
         self.bytes = 0
 
     def put(self, client: ClientT, request: int, frames: Sequence[Buffer]) -> None:
         """Keep one reply."""
         self._remove(client, request)
         self._replies[client, request] = frames
-        self._order.setdefault(client, OrderedDict())[request] = None
-        self.bytes += sum(len(frame) for frame in frames)
-        while len(self._order[client]) > self._per_client:
-            self._remove(client, next(iter(self._order[client])))
+        order = self._order.get(client)
+        if order is None:
+            order = self._order[client] = {}
+        order[request] = None
+        self.bytes += sum(map(len, frames))
+        while len(order) > self._per_client:
+            self._remove(client, next(iter(order)))
         while self.bytes > self._max_bytes and self._replies:
             self._remove(*next(iter(self._replies)))
 
@@ -50,7 +53,7 @@ class ReplyCache(Generic[ClientT]):
         frames = self._replies.pop((client, request), None)
         if frames is None:
             return
-        self.bytes -= sum(len(frame) for frame in frames)
+        self.bytes -= sum(map(len, frames))
         order = self._order[client]
         del order[request]
         if not order:

@@ -23,11 +23,14 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
+
 from services.wire.frames import Priority
 
 AGING_SECONDS = 2.0
 """Of waiting, for each class that a request rises."""
 
+_LEVELS = tuple(Priority)
 _SPARE_ENTRIES = 64
 """Leftovers that the heaps may hold beyond what the number of clients explains."""
 
@@ -38,8 +41,7 @@ class GrantExceeded(Exception):  # noqa: N818 - a verdict on the client, not a f
     """The client sent more than its grant."""
 
 
-@dataclass(frozen=True)
-class Ticket(Generic[ClientT]):
+class Ticket(Struct, Generic[ClientT], frozen=True):
     """One admitted request."""
 
     client: ClientT
@@ -61,8 +63,7 @@ class Ticket(Generic[ClientT]):
         return (self.method, self.batch_key)
 
 
-@dataclass(frozen=True)
-class Batch(Generic[ClientT]):
+class Batch(Struct, Generic[ClientT], frozen=True):
     """What to compute now."""
 
     tickets: list[Ticket[ClientT]]
@@ -76,7 +77,7 @@ class _Line(Generic[ClientT]):
 
     priority: Priority
     tickets: deque[Ticket[ClientT]] = field(default_factory=deque[Ticket[ClientT]])
-    marks: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
+    marks: list[float] = field(default_factory=lambda: [0.0] * len(_LEVELS))
     """In the time of its own class, and of those above to which its requests have risen."""
     turn: int = 0
     """When it was last served; breaks ties in favour of who waited longer."""
@@ -110,10 +111,10 @@ class Scheduler(Generic[ClientT]):
         self.grant, self.grant_bytes, self.max_batch = grant, grant_bytes, max_batch
         self._max_delay = max_delay_seconds
         self._clients: dict[ClientT, _Client[ClientT]] = {}
-        self._heaps: tuple[list[_Entry[ClientT]], ...] = tuple([] for _ in Priority)
+        self._heaps: tuple[list[_Entry[ClientT]], ...] = tuple([] for _ in _LEVELS)
         self._risings: list[tuple[float, int, _Line[ClientT]]] = []
         """When the first request of a line rises: (time, place, line), a heap with leftovers like the others."""
-        self._present = [0.0 for _ in Priority]
+        self._present = [0.0 for _ in _LEVELS]
         """Virtual time of each class."""
         self._turns = self._places = 0
         self._queued_cost = 0
@@ -194,6 +195,8 @@ class Scheduler(Generic[ClientT]):
 
     def next_batch(self, now: float) -> Batch[ClientT] | None:
         """The next batch in turn, or none if nothing is queued. Its tickets stay outstanding until they are settled."""
+        if not self._queued_cost:
+            return None
         expired = self._expire(now) if now >= self._expiry_at else []
         self._rise(now)
         tickets = [] if self.ready_at() > now else self._form()
@@ -205,7 +208,7 @@ class Scheduler(Generic[ClientT]):
             return math.inf
         if not self._max_delay or self._queued_cost >= self.max_batch or self._first(Priority.BLOCKING) is not None:
             return 0.0
-        heads = [found.tickets[0].arrived for level in Priority for _, _, _, found in self._current(level)]
+        heads = [found.tickets[0].arrived for level in _LEVELS for _, _, _, found in self._current(level)]
         return min(heads) + self._max_delay
 
     def queued(self) -> dict[ClientT, int]:
@@ -235,7 +238,9 @@ class Scheduler(Generic[ClientT]):
     def _form(self) -> list[Ticket[ClientT]]:
         tickets: list[Ticket[ClientT]] = []
         room = self.max_batch
-        for level in Priority:
+        for level in _LEVELS:
+            if tickets and not self._queued_cost:
+                break
             passed: list[_Entry[ClientT]] = []
             while room > 0 or not tickets:
                 entry = self._first(level)
@@ -254,8 +259,9 @@ class Scheduler(Generic[ClientT]):
                 self._queued_cost -= head.cost
                 self._turns += 1
                 self._present[level] = max(self._present[level], line.marks[level])
-                for charged in {level, line.priority}:
-                    line.marks[charged] += head.cost
+                line.marks[level] += head.cost
+                if level != line.priority:
+                    line.marks[line.priority] += head.cost
                 line.turn = self._turns
                 self._enter(line)
             for entry in passed:
@@ -274,7 +280,7 @@ class Scheduler(Generic[ClientT]):
         mark = line.marks[line.level] = max(line.marks[line.level], self._present[line.level])
         self._places += 1
         line.place = self._places
-        heap, most = self._heaps[line.level], _SPARE_ENTRIES + 2 * len(Priority) * len(self._clients)
+        heap, most = self._heaps[line.level], _SPARE_ENTRIES + 2 * len(_LEVELS) * len(self._clients)
         heapq.heappush(heap, (mark, line.turn, line.place, line))
         if len(heap) > most:
             heap[:] = self._current(line.level)

@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self
 
+import numpy as np
 import zmq
 
 from services.reception import ClientId, Reception
@@ -46,7 +47,7 @@ from services.wire.frames import (
 )
 from services.wire.lane import Lane
 from services.wire.seal import Gate
-from services.wire.sockets import send_frames
+from services.wire.sockets import receive_routed, send_frames
 from spec.errors import ConfigError, GkrError
 
 _log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ _log = logging.getLogger(__name__)
 _PROBE_SECONDS = 15.0
 _TICK_MS = 500
 _QUICK_SECONDS = 0.0005
-"""A service whose last batches took less is computed by the I/O thread: handing over would cost as much."""
-_REMEMBERED_BATCHES = 16
+"""A service whose last batches all took less is computed by the I/O thread: handing over would cost as much."""
+_QUICK_BATCHES = 16
 _SNAPSHOT_SECONDS = 60.0
 """Longest that a snapshot of the counters may take; it takes microseconds."""
 _MESSAGES_PER_TURN = 256
@@ -98,6 +99,7 @@ class Server:
             budget_bytes=budget_bytes,
             max_delay_seconds=max_delay_seconds,
             max_batch=service.context.max_batch,
+            room=self._room,
         )
         self._gate = Gate(secret, is_connected=self._reception.shares.__contains__) if secret else None
         self._inbox: deque[Callable[[], None]] = deque()
@@ -108,9 +110,12 @@ class Server:
         self._waker = Waker()
         self._batches: queue.SimpleQueue[list[Ticket[ClientId]]] = queue.SimpleQueue()
         self._lanes: dict[bytes, Lane] = {}
+        self._read: deque[bytes] = deque()
+        """Connections that have something to say about the memory of their clients."""
         self._challenges: deque[tuple[bytes, Sequence[Buffer]]] = deque()
         self._busy = self._more = False
-        self._durations: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
+        self._quick = 0
+        """Batches in a row that took little time."""
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.endpoint = ""
@@ -221,7 +226,7 @@ class Server:
                 self._more = self._receive(router)
             now = time.monotonic()
             while not self._busy and (tickets := self._reception.next_batch(now)):
-                if self._is_quick():
+                if self._quick >= _QUICK_BATCHES:
                     self._finish(tickets, *self._computed_here(tickets, now=now))
                 else:
                     self._busy = True
@@ -243,11 +248,9 @@ class Server:
         """Take what has arrived; true if there may be more."""
         watched = [(router, _IN)]
         for _ in range(_MESSAGES_PER_TURN):
+            self._take(*receive_routed(router))
             if not zmq.zmq_poll(watched, 0):  # cheaper than the exception of a receive that finds nothing
                 return False
-            route, *frames = router.recv_multipart(zmq.DONTWAIT, copy=False)
-            # A view keeps its frame's memory alive, so tensors can stay where they were received.
-            self._take(route.bytes, [frame.buffer for frame in frames])
         return True
 
     def _take(self, route: bytes, frames: Sequence[Buffer]) -> None:
@@ -270,33 +273,47 @@ class Server:
             for answer in lane.handle(header):
                 self._reception.outbox.append((route, answer))
 
+    def _room(self, route: bytes, size: int) -> np.ndarray | None:
+        """Asked by whatever thread computes."""
+        lane = self._lanes.get(route)
+        return lane.room(size) if lane is not None else None
+
     def _lane(self, route: bytes) -> Lane:
         lane = self._lanes.get(route)
         if lane is None:
-            lane = self._lanes[route] = Lane(shared=self._reception.shares.get(route, False))
+            shared = self._reception.shares.get(route, False)
+            lane = self._lanes[route] = Lane(shared=shared, on_read=lambda: self._read.append(route))
         return lane
 
     def _flush(self, router: zmq.Socket[Any]) -> None:
-        outbox = self._reception.outbox
-        for route in [one for one in self._lanes if one not in self._reception.shares]:
-            self._lanes.pop(route).close()
-        for route, lane in self._lanes.items():
-            outbox.extend((route, message) for message in lane.releases())
+        reception = self._reception
+        while reception.gone:
+            route = reception.gone.popleft()
+            if route in self._lanes and route not in reception.shares:
+                self._lanes.pop(route).close()
         while self._challenges:
             route, frames = self._challenges.popleft()
             self._send(router, route, [frames])
-        while outbox:
-            route, frames = outbox.popleft()
-            shared = len(frames) > 2 and self._reception.shares.get(route)
-            messages = self._lane(route).outgoing(frames) if shared else (frames,)
-            if self._gate is not None:
-                messages = [self._gate.close(route, message) for message in messages]
-            self._send(router, route, messages)
+        while reception.outbox:
+            route, frames = reception.outbox.popleft()
+            lane = self._lanes.get(route)
+            if lane is None and len(frames) > 1 and reception.shares.get(route):
+                lane = self._lane(route)
+            self._send_sealed(router, route, (frames,) if lane is None else lane.outgoing(frames))
+        while self._read:
+            route = self._read.popleft()
+            if route in self._lanes:
+                self._send_sealed(router, route, self._lanes[route].releases())
+
+    def _send_sealed(self, router: zmq.Socket[Any], route: bytes, messages: Sequence[Sequence[Buffer]]) -> None:
+        if self._gate is not None:
+            messages = [self._gate.close(route, message) for message in messages]
+        self._send(router, route, messages)
 
     def _send(self, router: zmq.Socket[Any], route: bytes, messages: Sequence[Sequence[Buffer]]) -> None:
         try:
             for message in messages:
-                send_frames(router, [route, *message])
+                send_frames(router, message, route=route)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -314,9 +331,6 @@ class Server:
                 continue
             answers, seconds = self._timed(tickets)
             self._post(lambda done=(tickets, answers, seconds): self._finish(*done))
-
-    def _is_quick(self) -> bool:
-        return len(self._durations) == _REMEMBERED_BATCHES and max(self._durations) < _QUICK_SECONDS
 
     def _computed_here(self, tickets: list[Ticket[ClientId]], *, now: float) -> tuple[list[Answer], float]:
         """By the I/O thread itself. If the batch takes long after all, nothing else is served meanwhile, as it would
@@ -339,7 +353,7 @@ class Server:
     def _finish(self, tickets: list[Ticket[ClientId]], answers: list[Answer], seconds: float) -> None:
         self._busy = False
         self._computing_since = 0.0
-        self._durations.append(seconds)
+        self._quick = self._quick + 1 if seconds < _QUICK_SECONDS else 0
         now = time.monotonic()
         for ticket, (frames, failed) in zip(tickets, answers, strict=True):
             self._reception.finish(ticket, frames, failed=failed, now=now)
@@ -367,7 +381,8 @@ def answer_batch(service: Service, *, tickets: list[Ticket[ClientId]]) -> tuple[
         hint = "this is a bug of the service; its log has the traceback"
         return [(pack_error(request=tickets[0].request, code="internal", message=text, hint=hint), True)], ""
     answers = [_encode_answer(reply, request=ticket.request) for ticket, reply in zip(tickets, replies, strict=True)]
-    return answers, next((one.weights for one in replies if isinstance(one, Reply) and one.weights), "")
+    weights = [one.weights for one in replies if isinstance(one, Reply) and one.weights]
+    return answers, weights[0] if weights else ""
 
 
 def _encode_answer(answer: Reply | GkrError, *, request: int) -> Answer:

@@ -7,14 +7,16 @@ call gives the same reply, within the method's stated tolerance, whoever shares 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import DTypeLike
 
 from spec.errors import GkrError
 from spec.services import ServiceKind
@@ -26,6 +28,10 @@ def _same_batch(_args: Any) -> Hashable:
 
 def _one_item(_args: Any) -> int:
     return 1
+
+
+def no_room(_size: int) -> None:
+    """Of a caller that sees nothing of this process."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +47,30 @@ class Method:
     """Items in a call, at least 1: a batch holds at most `max_batch` of them, and ranks take turns by them."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True):
     """One request, decoded and checked."""
 
     args: Any
     """An instance of the method's `args`."""
-    tensors: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    tensors: dict[str, np.ndarray] = {}
     """Views of the received bytes; must not be changed."""
+    room: Callable[[int], np.ndarray | None] = no_room
+    """Bytes that its caller can see, if there are that many."""
+
+    def empty(self, *shape: int, dtype: DTypeLike) -> np.ndarray:
+        """An array for a tensor of the reply, with anything in it. What is computed right into it reaches a caller on
+        this machine without a copy; from then on it must not be changed."""
+        wanted = np.dtype(dtype)
+        room = self.room(math.prod(shape) * wanted.itemsize)
+        return np.empty(shape, wanted) if room is None else room.view(wanted).reshape(shape)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """One answer."""
 
     body: Any
     """An instance of the method's `reply`."""
-    tensors: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    tensors: dict[str, np.ndarray] = {}
     weights: str = ""
     """Digest of the weights that computed it, for the replica's counters; empty if there are none."""
 

@@ -5,28 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from spec.events import ServiceClassStats, ServiceRankStats
+
 _REMEMBERED = 2048
 """Requests whose times are kept, of each class."""
-
-
-@dataclass(frozen=True)
-class ClassStats:
-    """Requests of one class, by the times of the last ones."""
-
-    requests: int = 0
-    queued: int = 0
-    p50_ms: float = 0.0
-    p99_ms: float = 0.0
-
-
-@dataclass(frozen=True)
-class RankStats:
-    """What one rank has of the replica now."""
-
-    requests: int = 0
-    """Answered since it connected."""
-    outstanding: int = 0
-    outstanding_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,8 +36,9 @@ class ServerStats:
     grant_bytes: int = 0
     queued_bytes: int = 0
     """Of requests without an answer: never more than the grants of those who are connected, together."""
-    by_priority: dict[str, ClassStats] = field(default_factory=dict[str, ClassStats])
-    by_rank: dict[str, RankStats] = field(default_factory=dict[str, RankStats])
+    by_priority: dict[str, ServiceClassStats] = field(default_factory=dict[str, ServiceClassStats])
+    """The times are those of the last requests."""
+    by_rank: dict[str, ServiceRankStats] = field(default_factory=dict[str, ServiceRankStats])
     """The ranks with most requests without an answer."""
     weights: str = ""
     """Version of the weights that the last answer came from, if the service has any."""

@@ -169,10 +169,15 @@ class StepMetrics(_Event):
     """Model FLOPs used, as a share of the device's peak; none where the peak is unknown (CPU)."""
     loader_queue: int = 0
     """Batches ready when the step began."""
+    cache: dict[str, int] = {}
+    """What the copies of datasets on rank 0's node have come to so far (`storage.cache_counts`); empty if all datasets
+    are files there."""
     blocked_seconds: dict[str, float] = {}
     """Seconds the training loop has stood still so far in this attempt, by cause: snapshot, barrier, apply, max_ahead,
     data, encode.
     """
+    waited_seconds: dict[str, float] = {}
+    """Seconds that a rank has waited so far in this attempt for data and for services, on average over the ranks."""
     memory_bytes: int = 0
 
 
@@ -226,6 +231,10 @@ class SyncMember(Record):
     samples: int = 0
     staleness: int = 0
     """Versions between the base of its contribution and this merge."""
+    norm: float = 0.0
+    """Of its displacement: how far it went from its anchor."""
+    loss: float | None = None
+    """Of the inner step before its contribution."""
 
 
 class SyncWaiting(_Event):
@@ -254,6 +263,8 @@ class SyncMerged(_Event):
     members: list[SyncMember]
     open_seconds: float
     """From the first arrival to the seal."""
+    grace_seconds: float = 0.0
+    """Decoupled: of these, what came after the quorum."""
     merge_seconds: float
     durable_seconds: float
     outer_gradient_norm: float
@@ -274,7 +285,12 @@ class SyncMerged(_Event):
     model_sha256: str | None = None
     """The published averaged model, if this round published one."""
     bytes_in: int = 0
+    state_bytes: int = 0
+    """Of the fragment's state as it was written."""
     final: bool = False
+    """This merge ended the run. A decoupled run ends when all learners have said that they have nothing more to send,
+    which is after its last merge: `sync_ledger` says it in both modes.
+    """
 
 
 class SyncFragmentLedger(Record):
@@ -295,6 +311,10 @@ class SyncLedger(_Event):
     """In the fragment that lost most."""
     fragments: list[SyncFragmentLedger] = []
     """The same for each fragment."""
+    final: bool = False
+    """Nothing is merged any more: the counts are the run's, and `model_sha256` is its model."""
+    model_sha256: str | None = None
+    """The newest published model."""
 
 
 class LearnerFinished(_Event):
@@ -314,6 +334,8 @@ class LearnerFinished(_Event):
     """Samples pending in each fragment; empty: `samples_pending` in all."""
     discarded: list[int] = []
     """Samples discarded in each fragment; empty: `samples_discarded` in all."""
+    position: int | None = None
+    """Samples of the learner's order that were consumed; none: all steps had the plan's batch."""
 
 
 class ServiceClassStats(Record):
@@ -370,6 +392,21 @@ class ServiceStats(_Event):
     """Digest of the weights that the last answer came from."""
     computing_seconds: float = 0.0
     """Age of the batch that was being computed."""
+
+
+class ServiceAsked(_Event):
+    """What one client of a run asked of a platform's service, of which only clients know whose requests they were."""
+
+    kind: Literal["service_asked"] = "service_asked"
+    learner: str
+    service: str
+    client: str
+    attempt: int
+    """Counters start again with each."""
+    requests: int
+    errors: int
+    p50_ms: float
+    p99_ms: float
 
 
 class Samples(_Event):
@@ -435,7 +472,7 @@ class Note(_Event):
 Event = Annotated[
     RunStatus | Prepared | Preflight | AttemptStarted | AttemptEnded | Restored | Trained | Quarantined | StepMetrics
     | Validation | CheckpointSaved | Applied | SyncWaiting | SyncMerged | SyncLedger | LearnerFinished | ServiceStats
-    | Samples | Score | Recovery | Note,
+    | ServiceAsked | Samples | Score | Recovery | Note,
     Field(discriminator="kind"),
 ]  # fmt: skip
 

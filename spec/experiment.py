@@ -95,6 +95,20 @@ class MoreData(Document):
     """Its share of the samples, relative to the other datasets."""
 
 
+class BucketsConfig(Document):
+    """Images are trained on in sizes near to their own shape, instead of the middle square of each.
+
+    Every size has at most the pixels of a square of train.model.image_size, and all batches cost about the same: those
+    of smaller sizes have more samples than train.batch.
+    """
+
+    step: int = Field(ge=1)
+    """Width and height are multiples of it; it divides train.model.image_size, and train.model.patch_size divides it.
+    """
+    max_aspect: float = Field(default=2.0, ge=1, le=16)
+    """Largest ratio of the longer side to the shorter one; longer images are cropped to it."""
+
+
 class DataConfig(Document):
     """What to train on."""
 
@@ -106,6 +120,12 @@ class DataConfig(Document):
     """Share of the samples that come from this dataset, relative to those in `more`."""
     more: list[MoreData] = Field(default=[], max_length=63)
     """Datasets that are mixed in; every stretch of samples holds each one's share to within one sample."""
+    cache_limit: ByteSize | None = Field(default=None, ge=1)
+    """Bytes that copies of datasets may take on each node; default: half of what is free there. What does not fit is
+    read where it is.
+    """
+    buckets: BucketsConfig | None = None
+    """Sizes of images by their shapes; default: all are squares of train.model.image_size."""
 
 
 class Experiment(Document):

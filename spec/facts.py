@@ -44,6 +44,9 @@ class SharedService(Record):
 
     kind: ServiceKind
     endpoints: list[str]
+    secret: str = ""
+    """Secret of each namespace of experiments: its `token` is what replicas and clients prove to each other to have.
+    Empty: nothing is proved, and only the network policy keeps others out."""
 
 
 class SyncerPorts(Record):

@@ -24,6 +24,7 @@ from spec.summary import (
     ServiceSummary,
     Summary,
     SyncSummary,
+    Waited,
 )
 
 _T = TypeVar("_T")
@@ -48,7 +49,7 @@ def fold(events: Iterable[ev.Event], plan: Plan, *, versions: Mapping[str, str] 
         sync=_sync(log, plan) if plan.syncer else None,
         evaluation=_evaluation([one for one in log if isinstance(one, ev.Score)]),
         preflight=_preflight([one for one in log if isinstance(one, ev.Preflight)]),
-        services=_services([one for one in log if isinstance(one, ev.ServiceStats)]),
+        services=_services([one for one in log if isinstance(one, (ev.ServiceStats, ev.ServiceAsked))]),
         recoveries=[_recovery(one) for one in log if isinstance(one, ev.Recovery)],
     )
 
@@ -77,25 +78,56 @@ def _learner(learner: LearnerPlan, log: Sequence[ev.Event], plan: Plan) -> Learn
         cluster=learner.cluster,
         region=learner.region,
         steps=done,
-        samples=done * plan.train.batch if finished and plan.train else last.position if last else 0,
+        samples=_consumed(finished, plan) if finished else last.position if last else 0,
         steps_per_second=_rate(steps),
         final_loss=next((one.loss for one in reversed(steps) if math.isfinite(one.loss)), None),
         restarts=max(0, len(attempts) - 1),
         ledger=min(_ledgers(learner.name, log, finished), key=lambda one: one.merged),
         blocked_seconds=_blocked(steps, finished),
+        waited=_waited(steps),
     )
+
+
+def _consumed(finished: ev.LearnerFinished, plan: Plan) -> int:
+    if finished.position is not None:
+        return finished.position
+    return finished.step * plan.train.batch if plan.train else 0
 
 
 def _rate(steps: Sequence[ev.StepMetrics]) -> float:
     """Steps per second while training ran: the time between attempts does not count."""
-    spans: dict[int, list[ev.StepMetrics]] = defaultdict(list)
-    for one in steps:
-        spans[one.attempt].append(one)
-    done = sum(max(0, span[-1].step - span[0].step) for span in spans.values())
-    seconds = sum(span[-1].time - span[0].time for span in spans.values())
+    spans = _spans(steps)
+    done = sum(max(0, last.step - first.step) for first, last in spans)
+    seconds = sum(last.time - first.time for first, last in spans)
     if done and seconds > 0:
         return done / seconds
     return steps[-1].steps_per_second if steps else 0.0
+
+
+def _waited(steps: Sequence[ev.StepMetrics]) -> Waited:
+    """From the second outer round of each attempt on, if it has one: the first one fills queues and caches."""
+    by_attempt: dict[int, list[ev.StepMetrics]] = defaultdict(list)
+    for one in steps:
+        by_attempt[one.attempt].append(one)
+    steady = [[one for one in span if one.round > span[0].round] for span in by_attempt.values()]
+    spans = _spans([one for span in steady for one in span] or steps)
+    seconds = sum(last.time - first.time for first, last in spans)
+    if seconds <= 0:
+        return Waited()
+
+    def share(name: str) -> float:
+        waited = (last.waited_seconds.get(name, 0.0) - first.waited_seconds.get(name, 0.0) for first, last in spans)
+        return max(0.0, sum(waited) / seconds)
+
+    return Waited(data=share("data"), services=share("services"))
+
+
+def _spans(steps: Sequence[ev.StepMetrics]) -> list[tuple[ev.StepMetrics, ev.StepMetrics]]:
+    """The first and the last of each attempt."""
+    by_attempt: dict[int, list[ev.StepMetrics]] = defaultdict(list)
+    for one in steps:
+        by_attempt[one.attempt].append(one)
+    return [(span[0], span[-1]) for span in by_attempt.values()]
 
 
 def _ledgers(learner: str, log: Sequence[ev.Event], finished: ev.LearnerFinished | None) -> list[Ledger]:
@@ -220,10 +252,11 @@ def _preflight(events: Sequence[ev.Preflight]) -> PreflightSummary:
     )
 
 
-def _services(events: Sequence[ev.ServiceStats]) -> dict[str, ServiceSummary]:
-    """By service over all learners and replicas: counts added, p50 weighted by requests, p99 of the slowest replica."""
-    newest = {(one.service, one.learner, one.replica, one.incarnation): one for one in events}
-    by_service: dict[str, list[ev.ServiceStats]] = defaultdict(list)
+def _services(events: Sequence[ev.ServiceStats | ev.ServiceAsked]) -> dict[str, ServiceSummary]:
+    """By service over all learners and replicas, or of a platform's service over all clients: counts added, p50
+    weighted by requests, p99 of the slowest."""
+    newest = {(one.service, one.learner, *_teller(one)): one for one in events}
+    by_service: dict[str, list[ev.ServiceStats | ev.ServiceAsked]] = defaultdict(list)
     for one in newest.values():
         by_service[one.service].append(one)
     merged: dict[str, ServiceSummary] = {}
@@ -236,6 +269,13 @@ def _services(events: Sequence[ev.ServiceStats]) -> dict[str, ServiceSummary]:
             p99_ms=max(one.p99_ms for one in parts),
         )
     return merged
+
+
+def _teller(one: ev.ServiceStats | ev.ServiceAsked) -> tuple[str, int]:
+    """Whose counters these are: they start again with each process."""
+    if isinstance(one, ev.ServiceAsked):
+        return one.client, one.attempt
+    return f"{one.replica}", one.incarnation
 
 
 def _recovery(event: ev.Recovery) -> RecoverySummary:

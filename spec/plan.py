@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from spec.base import Record
+from spec.buckets import Bucket
 from spec.facts import Site
 from spec.limits import RetryConfig, TimeoutConfig
 from spec.link import LinkConfig
@@ -54,8 +55,20 @@ class ServicePlan(Record):
     """URI or path of the folder of its weights; empty: what the service ships with."""
     shared_endpoints: list[str] = []
     """Non-empty: the platform's replicas; nothing is started."""
+    shared_secret: str = Field(default="", exclude_if=lambda value: not value)
+    """Of a platform's service: the Secret with the token that its replicas and their clients have; empty: none."""
     answers_to: str = ""
-    """Name that clients call it by; empty: its own. A platform's replicas are services of their own under one name."""
+    """Name that its replicas know themselves by; empty: its own. A platform's replicas are services of their own under
+    one name, and an experiment may have another one for them."""
+
+    @property
+    def is_shared(self) -> bool:
+        """It is the platform's."""
+        return bool(self.shared_endpoints)
+
+    def client(self, who: str, *, run: str) -> str:
+        """What a client calls itself: to a platform's replicas, which other runs ask too, with its run."""
+        return f"{run}/{who}" if self.is_shared else who
 
 
 class LearnerPlan(Record):
@@ -75,6 +88,8 @@ class LearnerPlan(Record):
     """URIs of the manifests of datasets that are mixed in."""
     data_weights: list[int] = []
     """Share of each dataset, in order; empty for one."""
+    data_cache_limit: StoredBytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Bytes that copies of datasets may take on each node; none: half of what is free there."""
     data_source: str | None = None
     """What `services.prepare` makes the dataset from if the manifest is missing."""
     checkpoints: str
@@ -151,6 +166,8 @@ class Plan(Record):
     learners: list[LearnerPlan]
     train: TrainConfig | None = None
     """Our trainer; none when `run` is given."""
+    buckets: list[Bucket] = Field(default=[], exclude_if=lambda value: not value)
+    """Sizes that images are brought to, with the samples of a batch of each; empty: train.model's, and train.batch."""
     run_script: str | None = Field(default=None)
     """The person's own command, once per node."""
     syncer: SyncerPlan | None = None
@@ -173,6 +190,13 @@ class Plan(Record):
     def learner(self, name: str) -> LearnerPlan:
         """The learner of that name."""
         return next(one for one in self.learners if one.name == name)
+
+    @property
+    def has_keys(self) -> bool:
+        """Its processes prove to each other that they are of one run: learners to the syncer, and to the replicas of
+        services of their own."""
+        private = any(not service.shared_endpoints for one in self.learners for service in one.services)
+        return self.syncer is not None or (self.run_script is not None and private)
 
     @property
     def home(self) -> LearnerPlan:

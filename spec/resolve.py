@@ -19,6 +19,8 @@ from spec.placement import Placement, Usage, place
 from spec.plan import LearnerPlan, Origin, Plan
 from spec.refusals import Refusal, ResolveError
 from spec.resolve_run import (
+    buckets_of,
+    check_buckets,
     check_cluster_settings,
     check_data,
     check_local_machine,
@@ -53,6 +55,7 @@ def resolve(
     refusals.extend(services.refusals)
     refusals.extend(check_training(experiment))
     refusals.extend(check_data(experiment, placements=placements))
+    refusals.extend(check_buckets(experiment))
     refusals.extend(check_cluster_settings(experiment, placements=placements))
     oversize, warnings = check_local_machine(experiment, placements=placements, services=services)
     refusals.extend(oversize)
@@ -74,6 +77,7 @@ def resolve(
         image=experiment.image,
         learners=learners,
         train=experiment.train,
+        buckets=buckets_of(experiment),
         run_script=experiment.run,
         syncer=syncer_of(experiment, learners=learners, home=home, base=base, run=run),
         env={name: value for name, value in experiment.env.items() if value is not None},
@@ -156,6 +160,7 @@ def _learner(
         data_manifest=manifest_of(experiment, facts),
         data_more=more,
         data_weights=weights,
+        data_cache_limit=experiment.data.cache_limit if experiment.data else None,
         data_source=experiment.data.source if experiment.data else None,
         checkpoints=f"{own_base}/checkpoints/{name}",
         job=names.rayjob_name(experiment.name, learner=name, run=run),

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from spec.buckets import MOST_BUCKETS, Bucket, equal_cost, make_sizes
 from spec.experiment import DataConfig, Experiment
 from spec.facts import ClusterFacts
 from spec.names import syncer_name
@@ -17,6 +18,7 @@ from spec.problems import did_you_mean
 from spec.refusals import Refusal
 from spec.service_placement import ServicePlacement
 from spec.sync import SyncConfig
+from spec.train import ModelConfig
 
 ROUNDS_FOR_HIGH_MOMENTUM = 100
 LOCAL_OVERSUBSCRIPTION = 2.0
@@ -33,7 +35,9 @@ def check_training(experiment: Experiment) -> Iterator[Refusal]:
         return
     learners = experiment.placed_learners()
     worlds = {one.name: one.world_size for one in learners}
-    if any(train.batch % world for world in worlds.values()):
+    # With sizes by shape batches differ, and ranks share them as evenly as can be.
+    is_even = experiment.data is None or experiment.data.buckets is None
+    if is_even and any(train.batch % world for world in worlds.values()):
         step = math.lcm(*worlds.values())
         below, above = train.batch // step * step, (train.batch // step + 1) * step
         odd = [one for one in learners if train.batch % one.world_size]
@@ -48,6 +52,50 @@ def check_training(experiment: Experiment) -> Iterator[Refusal]:
             f"the {one.world_size} ranks of learner {one.name}" for one in learners if one.world_size % train.shard_size
         )
         yield Refusal(("train", "shard_size"), f"{train.shard_size} does not divide {whose}", hint=f"one of {divisors}")
+
+
+def buckets_of(experiment: Experiment) -> list[Bucket]:
+    """The sizes of `data.buckets` and their batches; none if all images are squares. The file has passed the checks."""
+    data, train = experiment.data, experiment.train
+    if data is None or data.buckets is None or train is None or not isinstance(train.model, ModelConfig):
+        return []
+    area = train.model.image_size**2
+    sizes = make_sizes(area, step=data.buckets.step, most_aspect=data.buckets.max_aspect)
+    return equal_cost(sizes, pixels=train.batch * area)
+
+
+def check_buckets(experiment: Experiment) -> Iterator[Refusal]:
+    """Sizes of `data.buckets` against the model, and their batches against each learner's ranks."""
+    data, train = experiment.data, experiment.train
+    if data is None or data.buckets is None or train is None:
+        return
+    model, step, path = train.model, data.buckets.step, ("data", "buckets", "step")
+    if not isinstance(model, ModelConfig):
+        yield Refusal(("data", "buckets"), f"a model of kind {model.kind} has no images", hint="remove it", key=True)
+        return
+    if step % model.patch_size or model.image_size % step:
+        fitting = [
+            size
+            for size in range(model.patch_size, model.image_size + 1, model.patch_size)
+            if model.image_size % size == 0
+        ]
+        message = (
+            f"{step} is not between the model's patches and its images: train.model.patch_size {model.patch_size} "
+            f"has to divide it, and it train.model.image_size {model.image_size}"
+        )
+        hint = f"one of {', '.join(map(str, fitting))}"
+        yield Refusal(path, message, hint=hint, also=(("train", "model", "image_size"),))
+        return
+    found = buckets_of(experiment)
+    if not 1 < len(found) <= MOST_BUCKETS:
+        message = f"step {step} and max_aspect {data.buckets.max_aspect:g} make {len(found)} sizes"
+        way = "lower step or raise max_aspect" if len(found) == 1 else "raise step or lower max_aspect"
+        hint = f"2 to {MOST_BUCKETS} are possible: {way}"
+        yield Refusal(("data", "buckets"), message, hint=hint)
+    for one in experiment.placed_learners():
+        if train.batch < one.world_size:
+            message = f"{train.batch} samples cannot be shared by the {one.world_size} ranks of learner {one.name}"
+            yield Refusal(("train", "batch"), message, hint=f"at least {one.world_size}")
 
 
 def check_data(experiment: Experiment, *, placements: Sequence[Placement]) -> Iterator[Refusal]:

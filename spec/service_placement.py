@@ -79,7 +79,8 @@ def _shared(name: str, service: ServiceConfig, *, placement: Placement, result: 
     result.refusals.extend(_wrong_model(name, service))
     facts = placement.facts
     of_kind = {known: one for known, one in facts.services.items() if one.kind == service.kind}
-    found = of_kind.get(name) or (next(iter(of_kind.values())) if len(of_kind) == 1 else None)
+    own = name if name in of_kind or len(of_kind) != 1 else next(iter(of_kind))
+    found = of_kind.get(own)
     if found is None or not found.endpoints:
         state = "has no endpoint" if found else f"is not among those of {facts.name}"
         hint = (
@@ -91,7 +92,8 @@ def _shared(name: str, service: ServiceConfig, *, placement: Placement, result: 
         return None
     return ServicePlan(
         name=name, kind=service.kind, replicas=len(found.endpoints), cpu=0.0, memory=0, queue_depth=service.queue_depth,
-        max_batch=service.max_batch, shared_endpoints=found.endpoints,
+        max_batch=service.max_batch, shared_endpoints=found.endpoints, shared_secret=found.secret,
+        answers_to="" if own == name else own,
     )  # fmt: skip
 
 

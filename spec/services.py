@@ -11,6 +11,8 @@ from spec.machines import GpuText
 from spec.units import ByteSize, Cores
 
 ServiceKind = Literal["encode", "sample", "evaluate", "prepare"]
+METRICS_PORT = "GKR_METRICS_PORT"
+"""Environment variable of a replica: where its metrics are served; without it, wherever there is room."""
 
 
 class ServiceResources(Document):
@@ -56,6 +58,7 @@ class Replica(Record):
     """One running replica as its host published it."""
 
     service: str
+    """Name that clients of this directory know it by."""
     kind: ServiceKind
     index: int
     endpoint: str
@@ -63,7 +66,13 @@ class Replica(Record):
     """Grows with each start, so that a client can tell a restarted replica from the one it knew."""
     pid: int = 0
     sealed: bool = False
-    """It hears only those who have the run's token."""
+    """It hears only those who have the token: the run's, or of a shared one the platform's."""
+    shared: bool = False
+    """It is the platform's."""
+    answers_to: str = ""
+    """Name that it knows itself by; empty: the same."""
+    metrics: str = ""
+    """URL of its metrics; empty: not known here."""
 
 
 class Directory(Record):

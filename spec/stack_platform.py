@@ -130,6 +130,10 @@ class SharedRay(Document):
     """
     first_port: int = Field(default=7200, ge=1024, le=65000)
     """Port of the first replica; the others follow."""
+    token_secret: str = ""
+    """Kubernetes Secret with the key `token`, which replicas and experiments prove to each other to have. Default: none
+    is needed, and only the network policy keeps others out.
+    """
 
 
 class Health(Document):

@@ -32,6 +32,15 @@ class Blocked(Record):
     max_ahead: float = 0.0
 
 
+class Waited(Record):
+    """Share of the time for which a rank stood still, on average over the ranks, behind each attempt's first round."""
+
+    data: float = 0.0
+    """Until its loader had the next batch."""
+    services: float = 0.0
+    """Until the encoding service had answered."""
+
+
 class LearnerSummary(Record):
     name: str
     cluster: str
@@ -43,6 +52,7 @@ class LearnerSummary(Record):
     restarts: int = 0
     ledger: Ledger = Ledger()
     blocked_seconds: Blocked = Blocked()
+    waited: Waited = Waited()
 
 
 class SyncSummary(Record):

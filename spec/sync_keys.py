@@ -20,6 +20,8 @@ from spec.errors import ConfigError
 
 ENVIRONMENT = "GKR_SYNC_KEYS"
 """Variable with the path of the folder."""
+SHARED_ENVIRONMENT = "GKR_SHARED_KEYS"
+"""Likewise of a folder with the token of the platform's services, and nothing else."""
 AUTHORITY, CERTIFICATE, KEY, TOKEN = "ca.crt", "tls.crt", "tls.key", "token"
 """Files in it."""
 SERVER_NAME = "syncer.gkr"
@@ -36,9 +38,9 @@ class SyncKeys:
     token: str = field(repr=False)
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ) -> SyncKeys | None:
+    def read(cls, environment: Mapping[str, str] = os.environ, *, variable: str = ENVIRONMENT) -> SyncKeys | None:
         """This process's keys; none where no folder is named."""
-        name = environment.get(ENVIRONMENT, "")
+        name = environment.get(variable, "")
         return cls.read_folder(Path(name)) if name else None
 
     @classmethod

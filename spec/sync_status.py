@@ -38,6 +38,12 @@ class MemberStatus(Record):
     """How long its training has stood still, by cause."""
     bytes_in: int = 0
     """Received from it."""
+    bytes_out: int = 0
+    """Weights sent to it."""
+    transfer_rate: float = 0.0
+    """Bytes per second at which its last merged contribution came."""
+    measures: dict[str, float] = {}
+    """What else it measures, by name."""
 
 
 class FragmentStatus(Record):
@@ -64,6 +70,8 @@ class FragmentStatus(Record):
     """Lowest between two displacements."""
     merge_seconds: float = 0.0
     durable_seconds: float = 0.0
+    accumulated: float = 0.0
+    """Rounds that are merged since the momentum moved last."""
 
 
 class SyncStatus(Record):

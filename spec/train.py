@@ -129,9 +129,9 @@ class EvaluationConfig(Document):
     every_rounds: int = Field(default=2, ge=1)
     """Outer rounds between two evaluations of the merged model."""
     samples: int = Field(default=64, ge=1)
-    """Images per evaluation during training."""
+    """Images per evaluation during training; never more than the dataset holds out."""
     final_samples: int = Field(default=360, ge=1)
-    """Images of the final evaluation."""
+    """Images of the final evaluation; never more than the dataset holds out."""
     sampling_steps: int = Field(default=25, ge=1)
     """Euler steps of the sampler."""
     guidance: float = Field(default=2.0, ge=0)

@@ -8,32 +8,34 @@ shows and `clear` removes.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from spec.errors import DataError, RefusedError, UnreachableError
 from storage.errors import ExistsError, MissingError, StaleError
+from storage.locks import POLL_SECONDS, lock_within
 from storage.protocol import Bytes, Entry, Stored, checked_key
 
 LOCK_SECONDS = 10.0
-_POLL_SECONDS = 0.02
 _TEMPORARY = ".partial-"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MAKE_TRIES = 20
+_BLOCK = 2**20
+
+Buffer = TypeVar("Buffer", bytes, memoryview)
 
 
 class Folder:
     """One folder. It need not exist before the first write."""
 
-    poll_seconds = _POLL_SECONDS
+    poll_seconds = POLL_SECONDS
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,6 +71,18 @@ class Folder:
             raise DataError(f"the file has {found} bytes instead of {len(data)}", where=str(path))
         return data
 
+    def read_range(self, key: str, *, offset: int, size: int) -> bytes:
+        path = self._path(key)
+        with file_errors(path), path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        return checked_length(data, wanted=size, where=str(path))
+
+    def pieces(self, key: str) -> Iterator[bytes]:
+        path = self._path(key)
+        with file_errors(path), path.open("rb") as file:
+            yield from iter(lambda: file.read(_BLOCK), b"")
+
     def write(self, key: str, pieces: Iterable[Bytes]) -> int:
         path = self._path(key)
         with file_errors(path), self._written(path, pieces) as temporary:
@@ -92,7 +106,7 @@ class Folder:
 
     def send(self, key: str, path: Path) -> int:
         with file_errors(path), path.open("rb") as file:
-            return self.write(key, iter(lambda: file.read(2**20), b""))
+            return self.write(key, iter(lambda: file.read(_BLOCK), b""))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[Entry]:
         found: list[Path] = []
@@ -165,18 +179,11 @@ class Folder:
 
     @contextmanager
     def _locked(self, path: Path) -> Generator[None]:
-        until = time.monotonic() + LOCK_SECONDS
         with file_errors(path), path.with_name(f"{_TEMPORARY}lock-{path.name}").open("ab") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise UnreachableError(
-                            f"the file has been locked by another process for {LOCK_SECONDS:g} s", where=str(path)
-                        ) from None
-                    time.sleep(_POLL_SECONDS)
+            if not lock_within(file.fileno(), seconds=LOCK_SECONDS):
+                raise UnreachableError(
+                    f"the file has been locked by another process for {LOCK_SECONDS:g} s", where=str(path)
+                )
             yield
 
 
@@ -188,6 +195,13 @@ def check_digest(found: str, *, wanted: str, where: str) -> None:
             where=where,
             hint="write it again from its source, or restore it from a copy",
         )
+
+
+def checked_length(data: Buffer, *, wanted: int, where: str) -> Buffer:
+    """The bytes that came; DataError unless they are as many as were asked for."""
+    if len(data) != wanted:
+        raise DataError(f"{len(data)} bytes came instead of {wanted}", where=where)
+    return data
 
 
 @contextmanager
@@ -216,7 +230,7 @@ def file_errors(path: Path) -> Generator[None]:
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         raise RefusedError(f"{error.strerror}", where=str(path), hint="check the path and its permissions") from error
     except OSError as error:
-        full = error.errno in _FULL
+        full = error.errno in FULL
         raise UnreachableError(
             f"the disk is full: {error.strerror}" if full else f"the file system failed: {error.strerror}",
             where=str(path),

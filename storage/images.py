@@ -59,7 +59,8 @@ def decode_into(
     """
     height, width, channels = out.shape
     image = _open(data)
-    swapped = _orientation(image) in _SWAPPED
+    orientation = _orientation(image)
+    swapped = orientation in _SWAPPED
     seen = (image.height, image.width) if swapped else image.size
     if width > upscale * seen[0] or height > upscale * seen[1]:
         raise ImageProblem("small", f"{seen[0]} x {seen[1]} pixels are too few for {width} x {height}")
@@ -68,11 +69,10 @@ def decode_into(
         wanted = (height, width) if swapped else (width, height)
         image.draft(None, (int(wanted[0] * SMALLEST_GAP), int(wanted[1] * SMALLEST_GAP)))
     _load(image)
-    upright = ImageOps.exif_transpose(image)
+    # `exif_transpose` copies an image that is upright as well, which takes half as long as decoding it.
+    upright = image if orientation == 1 else ImageOps.exif_transpose(image)
     flat = _flatten(upright, mode="RGB" if channels == 3 else "L")
-    box = _crop(flat.size, aspect=width / height, across=across, down=down)
-    small = flat.resize((width, height), Image.Resampling.LANCZOS, box=box, reducing_gap=SMALLEST_GAP)
-    out[...] = np.asarray(small, dtype=np.uint8).reshape(height, width, channels)
+    out[...] = _crop(flat, width=width, height=height, across=across, down=down).reshape(out.shape)
 
 
 def _open(data: bytes | memoryview) -> Any:
@@ -124,8 +124,18 @@ def _flatten(image: Any, *, mode: str) -> Any:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _crop(size: tuple[int, int], *, aspect: float, across: float, down: float) -> tuple[float, float, float, float]:
-    width, height = size
-    wide, high = min(width, height * aspect), min(height, width / aspect)
-    left, top = (width - wide) * across, (height - high) * down
-    return left, top, left + wide, top + high
+def _crop(image: Any, *, width: int, height: int, across: float, down: float) -> NDArray[np.uint8]:
+    """The largest crop of an aspect, scaled to its size; on whole pixels if it needs no scaling.
+
+    Resampling between pixels would blur it, and take longer than decoding.
+    """
+    over = (image.width - width, image.height - height)
+    if min(over) == 0:
+        left, top = round(over[0] * across), round(over[1] * down)
+        return np.asarray(image, dtype=np.uint8)[top : top + height, left : left + width]
+    aspect = width / height
+    wide, high = min(image.width, image.height * aspect), min(image.height, image.width / aspect)
+    x, y = (image.width - wide) * across, (image.height - high) * down
+    box = (x, y, x + wide, y + high)
+    small = image.resize((width, height), Image.Resampling.LANCZOS, box=box, reducing_gap=SMALLEST_GAP)
+    return np.asarray(small, dtype=np.uint8)

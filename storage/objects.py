@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spec.errors import DataError, UnreachableError
+from spec.errors import UnreachableError
 from storage.client import Client, Limits, connect, library, store_errors
 from storage.errors import ExistsError, MissingError, StaleError
-from storage.folder import appearing, check_digest, file_errors
+from storage.folder import appearing, check_digest, checked_length, file_errors
 from storage.protocol import PIECE_BYTES, Bytes, Entry, Stored, checked_key
 
 _PARALLEL = 4
@@ -81,6 +81,12 @@ class ObjectStore:
             data[position : position + len(piece)] = piece
             position += len(piece)
         return data
+
+    def read_range(self, key: str, *, offset: int, size: int) -> memoryview:
+        return self._piece(key, (offset, offset + size), e_tag=None)
+
+    def pieces(self, key: str) -> Iterator[memoryview]:
+        yield from self._pieces(key, meta=self._head(key))
 
     def write(self, key: str, pieces: Iterable[Bytes]) -> int:
         obstore = library()
@@ -260,9 +266,7 @@ class ObjectStore:
         options: Any = {"range": span, **({"if_match": e_tag} if e_tag else {})}
         with store_errors(self._where(key)):
             data = memoryview(obstore.get(self._client.repeating, self._key(key), options=options).bytes())
-        if len(data) != span[1] - span[0]:
-            raise DataError(f"{len(data)} bytes came instead of {span[1] - span[0]}", where=self._where(key))
-        return data
+        return checked_length(data, wanted=span[1] - span[0], where=self._where(key))
 
 
 def _tag(meta: Mapping[str, Any]) -> str:

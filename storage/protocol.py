@@ -66,6 +66,14 @@ class Bucket(Protocol):
         """A large object in memory of the caller's own."""
         ...
 
+    def read_range(self, key: str, *, offset: int, size: int) -> Bytes:
+        """Some bytes of an object, by one request; DataError if the object ends before."""
+        ...
+
+    def pieces(self, key: str) -> Iterator[Bytes]:
+        """A large object in order, none of it kept; StaleError if it is overwritten meanwhile."""
+        ...
+
     def write(self, key: str, pieces: Iterable[Bytes]) -> int:
         """Write or overwrite a large object from its pieces, none of which is kept; its size."""
         ...

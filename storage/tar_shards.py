@@ -10,22 +10,19 @@ import this module.
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 import zlib
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from spec.errors import DataError
 from spec.shard_bytes import REMEDY
+from storage.shard_files import ShardFiles
 
 BLOCK = 512
-OPEN_SHARDS = 64
 MAX_KEY = 90
 """Characters of a key: with the longest ending it fits the name field of a tar header."""
 
@@ -80,44 +77,44 @@ class TarShardWriter:
 
 
 class TarShards:
-    """Random access to the samples of a list of shards. Holds at most OPEN_SHARDS descriptors."""
+    """Random access to the samples of a list of shards."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = list(paths)
-        self._open: OrderedDict[int, int] = OrderedDict()
+    def __init__(self, files: ShardFiles) -> None:
+        self._files = files
+
+    def expect(self, rows: Iterable[np.void]) -> None:
+        """Told which rows of the index will be read next."""
+        self._files.expect((int(row["shard"]), int(row["offset"]), _record_bytes(row)) for row in rows)
 
     def read(self, row: np.void) -> tuple[bytes, dict[str, Any]]:
         """Image and text of one row of the index. DamagedError if it is not what was written."""
-        image_bytes, text_bytes = int(row["image_bytes"]), int(row["text_bytes"])
-        number, offset = int(row["shard"]), int(row["offset"])
-        path = self._paths[number]
-        between = _padding(image_bytes) + BLOCK
-        size = image_bytes + between + text_bytes
         try:
-            data = os.pread(self._descriptor(number), size, offset)
-        except OSError as error:
-            raise DataError(
-                f"a shard of the dataset cannot be read: {error.strerror}", where=str(path), hint=REMEDY
-            ) from error
-        image, text = data[:image_bytes], data[image_bytes + between :]
-        if len(data) != size or zlib.crc32(text, zlib.crc32(image)) != int(row["crc32"]):
-            raise DamagedError(f"the sample at byte {offset} is damaged", where=str(path), hint=REMEDY)
-        found: dict[str, Any] = json.loads(text)
-        return image, found
+            return self._read(row)
+        except DamagedError:
+            if not self._files.renew(int(row["shard"])):
+                raise
+            return self._read(row)
 
     def close(self) -> None:
         """Close all files."""
-        while self._open:
-            os.close(self._open.popitem()[1])
+        self._files.close()
 
-    def _descriptor(self, number: int) -> int:
-        found = self._open.get(number)
-        if found is None:
-            found = self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
-            if len(self._open) > OPEN_SHARDS:
-                os.close(self._open.popitem(last=False)[1])
-        self._open.move_to_end(number)
-        return found
+    def _read(self, row: np.void) -> tuple[bytes, dict[str, Any]]:
+        number, offset, image_bytes = int(row["shard"]), int(row["offset"]), int(row["image_bytes"])
+        size = _record_bytes(row)
+        data = self._files.read(number, offset=offset, size=size)
+        image, text = data[:image_bytes], data[size - int(row["text_bytes"]) :]
+        if len(data) != size or zlib.crc32(text, zlib.crc32(image)) != int(row["crc32"]):
+            where = self._files.shards[number].path
+            raise DamagedError(f"the sample at byte {offset} is damaged", where=where, hint=REMEDY)
+        found: dict[str, Any] = json.loads(bytes(text))
+        return bytes(image), found
+
+
+def _record_bytes(row: np.void) -> int:
+    """From the beginning of the image to the end of the text behind it."""
+    image_bytes = int(row["image_bytes"])
+    return image_bytes + _padding(image_bytes) + BLOCK + int(row["text_bytes"])
 
 
 def _padding(size: int) -> int:

@@ -2,8 +2,8 @@
 
 For measurements and fault campaigns, where the learners are many, small, and killed on purpose. The trainer and the
 syncer are the real ones. Learners are forked from one warm process, so that a restart costs no import. Whoever is
-killed is started again, as a driver would; any other end of a process is an error of the run. The events are those of a
-run, so `spec.fold` gives ledger and agreement.
+killed, or was silent for so long that the syncer fenced it, is started again, as a driver would; any other end of a
+process is an error of the run. The events are those of a run, so `spec.fold` gives ledger and agreement.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from services.prepare.__main__ import prepare
 from spec import events as ev
+from spec.errors import EXIT_REFUSED
 from spec.experiment import DataSource
 from spec.link import LinkConfig
 from spec.plan import LearnerPlan, NodePlan, Plan, SyncerPlan
@@ -38,6 +39,8 @@ from training.progress import NOT_RESTORED, Page, read_page
 ROOT = Path(__file__).resolve().parent.parent
 END_SECONDS = 20.0
 TICK_SECONDS = 0.02
+_RESTARTED = (-signal.SIGKILL, EXIT_REFUSED)
+"""Ends of a rank after which a driver starts its learner again: a kill; the syncer has given it up for its silence."""
 
 
 def make_plan(
@@ -48,11 +51,9 @@ def make_plan(
     manifest = (folder.parent / f"data-{source}" / "manifest.json").as_uri()
     prepare(manifest, source=source, shard_samples=256, lock_timeout_seconds=120)
     placed = [
-        LearnerPlan(
-            name=name, cluster=f"local-{index}", region=f"local-{index}", gpu=None, world_size=ranks,
-            nodes=[NodePlan(name="n0", group="t", machine="local-cpu", ranks=ranks, cpu=1, memory=2**30, shm=2**20)],
-            data_manifest=manifest, checkpoints=(folder / "checkpoints" / name).as_uri(), run_uri=folder.as_uri(),
-            link=(links or {}).get(name),
+        place_learner(
+            name, ranks=ranks, data=manifest, checkpoints=(folder / "checkpoints" / name).as_uri(),
+            run_uri=folder.as_uri(), cluster=f"local-{index}", link=(links or {}).get(name),
         )
         for index, (name, ranks) in enumerate(learners.items())
     ]  # fmt: skip
@@ -61,6 +62,46 @@ def make_plan(
         config=sync, target_samples=train.samples, round_samples=sync.inner_steps * train.batch,
     )  # fmt: skip
     return Plan(experiment="fleet", run=folder.name, backend="local", learners=placed, train=train, syncer=syncer)
+
+
+def place_learner(
+    name: str, *, ranks: int, data: str, checkpoints: str, run_uri: str, cluster: str = "local-0",
+    link: LinkConfig | None = None,
+) -> LearnerPlan:  # fmt: skip
+    """A learner of one node of this machine."""
+    node = NodePlan(name="n0", group="t", machine="local-cpu", ranks=ranks, cpu=1, memory=2**30, shm=2**20)
+    return LearnerPlan(
+        name=name, cluster=cluster, region=cluster, gpu=None, world_size=ranks, nodes=[node], data_manifest=data,
+        checkpoints=checkpoints, run_uri=run_uri, link=link,
+    )  # fmt: skip
+
+
+def start_syncer(
+    folder: Path, *, endpoints: Path, until_final: bool = True, program: Sequence[str] = ("-m", "training.sync.server")
+) -> subprocess.Popen[bytes]:
+    """The syncer of the plan in a run's folder, on the plan's ports. `program`: what Python runs in its place."""
+    command = [
+        sys.executable, *program, "--plan", str(folder / "plan.json"), "--endpoints", str(endpoints),
+        "--events", str(folder / "events.jsonl"), *["--until-final"] * until_final,
+    ]  # fmt: skip
+    environment = {**os.environ, "GKR_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    with (folder / "syncer.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, env=environment)
+
+
+def rank_contexts(
+    plan: Path, learner: LearnerPlan, *, node_dir: Path, attempt: int, control: str, bulk: str, position: int
+) -> list[RuntimeContext]:
+    """What the ranks of one attempt of a learner find in their environment."""
+    port = free_port()
+    return [
+        RuntimeContext(
+            plan=str(plan), learner=learner.name, node="n0", node_dir=str(node_dir), rank=rank, local_rank=rank,
+            world_size=learner.world_size, attempt=attempt, epoch=attempt, master_addr="127.0.0.1", master_port=port,
+            syncer_control=control, syncer_bulk=bulk, last_position=position,
+        )
+        for rank in range(learner.world_size)
+    ]  # fmt: skip
 
 
 @dataclass
@@ -165,13 +206,7 @@ class Fleet:
     def _start_syncer(self) -> None:
         ready = self.folder / "endpoints.json"
         ready.unlink(missing_ok=True)
-        command = [
-            sys.executable, "-m", "training.sync.server", "--plan", str(self._plan_path), "--until-final",
-            "--endpoints", str(ready), "--events", str(self.folder / "events.jsonl"),
-        ]  # fmt: skip
-        environment = {**os.environ, "GKR_RUN_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
-        with (self.folder / "syncer.log").open("ab") as log:
-            self.syncer = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, env=environment)
+        self.syncer = start_syncer(self.folder, endpoints=ready)
         self.syncer_done = False
 
     def _link(self, learner: LearnerPlan) -> tuple[str, str]:
@@ -201,16 +236,13 @@ class Fleet:
         one.attempt += 1
         node = self._node(one.plan.name)
         node.mkdir(parents=True, exist_ok=True)
-        port = free_port()
         one.processes = []
-        for rank in range(one.plan.world_size):
-            context = RuntimeContext(
-                plan=str(self._plan_path), learner=one.plan.name, node="n0", node_dir=str(node), rank=rank,
-                local_rank=rank, world_size=one.plan.world_size, attempt=one.attempt, epoch=one.attempt,
-                master_addr="127.0.0.1", master_port=port, syncer_control=one.control, syncer_bulk=one.bulk,
-                last_position=one.position,
-            )  # fmt: skip
-            log = str(node / f"rank-{rank}.log")
+        contexts = rank_contexts(
+            self._plan_path, one.plan, node_dir=node, attempt=one.attempt, control=one.control, bulk=one.bulk,
+            position=one.position,
+        )  # fmt: skip
+        for context in contexts:
+            log = str(node / f"rank-{context.rank}.log")
             process = self._context.Process(target=_run_rank, args=(context.to_environment(), log, self._pace))
             process.start()
             one.processes.append(process)
@@ -227,7 +259,7 @@ class Fleet:
                 self.signal_learner(one.plan.name, signal.SIGKILL)
             return
         finished = not any(codes)
-        if not finished and not any(code == -signal.SIGKILL for code in codes):
+        if not finished and not any(code in _RESTARTED for code in codes):
             raise AssertionError(
                 f"learner {one.plan.name} ended with {codes}: {self._tail(f'nodes/{one.plan.name}/rank-0.log')}"
             )
@@ -243,7 +275,8 @@ class Fleet:
             self._start_learner(one)
 
     def _tail(self, name: str) -> str:
-        return (self.folder / name).read_text(errors="replace")[-3000:]
+        path = self.folder / name
+        return path.read_text(errors="replace")[-3000:] if path.exists() else "it wrote no log"
 
     def _end(self) -> None:
         for name, one in self.learners.items():

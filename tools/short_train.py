@@ -100,9 +100,17 @@ def _judge(summary: dict[str, Any], *, killed: bool) -> list[str]:
         >= 0.3,
         "no preflight failure": summary["preflight"]["failed"] == 0 and summary["preflight"]["passed"] > 0,
         "encoder used": any(service["requests"] > 0 for service in summary["services"].values()),
+        "services sealed": _sealed(ROOT / "runs" / "latest" / "state"),
         "report": (ROOT / "runs" / "latest" / "report.html").stat().st_size > 10_000,
     }
     return [f"wanted {name}" for name, holds in wanted.items() if not holds]
+
+
+def _sealed(state: Path) -> bool:
+    """Every replica heard this run only."""
+    directories = [json.loads(one.read_text()) for one in state.glob("services-*.json")]
+    replicas = [replica for directory in directories for replica in directory["replicas"]]
+    return len(directories) == 2 and bool(replicas) and all(replica["sealed"] for replica in replicas)
 
 
 if __name__ == "__main__":

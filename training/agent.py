@@ -82,7 +82,7 @@ class Agent:
         return self._command.spawn(
             job,
             script=parsed.run_script,
-            environment=environment,
+            environment={**environment, "GKR_SERVICES": f"{self._node.directory_path}"},
             log=self._run_dir / log,
             working=working_folder(parsed),
             epoch=epoch,

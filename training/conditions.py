@@ -40,6 +40,11 @@ class Conditions:
         self._folder = folder
         self._encoder = ""
 
+    @property
+    def encoder(self) -> str:
+        """Fingerprint of the encoder; empty before `connect`."""
+        return self._encoder
+
     def connect(self) -> None:
         """Learn the encoder's fingerprint by one real request, then take up what this node cached before."""
         reply = self._client.submit(

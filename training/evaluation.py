@@ -19,10 +19,11 @@ from services.wire.frames import Priority
 from services.wire.messages import EncodeArgs, EncodeReply, SampleArgs, SampleReply, ScoreArgs, ScoreReply, Weights
 from spec import events as ev
 from spec.errors import GkrError
-from spec.plan import LearnerPlan, Plan
+from spec.plan import LearnerPlan, Plan, ServicePlan
 from spec.services import ServiceKind
 from spec.sync_keys import SyncKeys
 from storage import open_bucket
+from storage.datasets import read_manifest
 from training.data.held_out import HeldOut, held_out
 from training.event_log import EventLog
 from training.options import Options
@@ -121,8 +122,25 @@ class Evaluation:
         path = self._options.run_dir / "state" / f"services-{home.name}.json"
         service = _service(home, kind=kind)
         assert service is not None
-        who = f"{home.name}/evaluation"
-        return ServiceClient(path, service=service, identity=who, priority=Priority.EVALUATION)
+        who = service.client(f"{home.name}/evaluation", run=self._plan.run)
+        return ServiceClient(
+            path, service=service.name, identity=who, priority=Priority.EVALUATION, counted=service.is_shared
+        )
+
+    def _tell_asked(self, clients: dict[ServiceKind, ServiceClient]) -> None:
+        """A platform's replicas tell nothing of single runs."""
+        home = self._plan.home
+        for kind, client in clients.items():
+            service = _service(home, kind=kind)
+            if service is not None and service.is_shared:
+                self._out.emit(
+                    ev.ServiceAsked,
+                    learner=home.name,
+                    service=service.name,
+                    client="evaluation",
+                    attempt=self._options.attempt,
+                    **client.asked.counts(),
+                )
 
     def _watch(self, sync: SyncClient, *, clients: dict[ServiceKind, ServiceClient]) -> None:
         assert self._plan.train is not None
@@ -141,21 +159,23 @@ class Evaluation:
                 self._out.emit(
                     ev.Note, level="warning", text=f"evaluation of round {published.version} skipped: {error}"
                 )
+            self._tell_asked(clients)
             if published.final:
                 return
 
     def _evaluate(self, published: Published, *, clients: dict[ServiceKind, ServiceClient]) -> None:
         config = self._plan.train.evaluation if self._plan.train else None
         assert config is not None
-        count = config.final_samples if published.final else config.samples
+        manifest = self._plan.home.data_manifest
+        wanted = config.final_samples if published.final else config.samples
+        count = min(wanted, read_manifest(manifest).count("test"))
         assert self._plan.train is not None
-        shape = self._plan.train.model.sample_shape
-        real = held_out(self._plan.home.data_manifest, count=count, shape=shape)
+        real = held_out(manifest, count=count, shape=self._plan.train.model.sample_shape)
         images = self._sample(published, real=real, clients=clients)
         self._save(published, images=images, real=real)
         if "evaluate" not in clients:
             return
-        args = ScoreArgs(manifest=self._plan.home.data_manifest, labels=[int(label) for label in real.labels])
+        args = ScoreArgs(manifest=manifest, labels=[int(label) for label in real.labels])
         reply = clients["evaluate"].call(
             "score", args, reply=ScoreReply, tensors={"images": images}, deadline_seconds=CALL_DEADLINE_SECONDS
         )
@@ -234,8 +254,8 @@ def _to_pixels(images: np.ndarray) -> np.ndarray:
     return np.rint((images.transpose(0, 2, 3, 1) + 1.0) * 127.5).astype(np.uint8)
 
 
-def _service(learner: LearnerPlan, *, kind: ServiceKind) -> str | None:
-    return next((service.name for service in learner.services if service.kind == kind), None)
+def _service(learner: LearnerPlan, *, kind: ServiceKind) -> ServicePlan | None:
+    return next((service for service in learner.services if service.kind == kind), None)
 
 
 def _published(sync: SyncClient) -> Published | None:

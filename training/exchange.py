@@ -10,6 +10,7 @@ ranks must hand over the same work in the same order, since the collectives of t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +37,9 @@ from training.sync.transport import SyncRefusedError
 
 _PATIENCE = 1.5
 """Of a rank for the others' threads, as a share of the syncer's: rank 0 must be the one that says what is missing."""
+
+
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,8 @@ class Staged:
     """
     waited_seconds: float
     """From the snapshot to the answer; on rank 0."""
+    correction_norm: float
+    """Of the difference between shared weights and snapshot, over all ranks."""
 
 
 @dataclass(kw_only=True)
@@ -287,6 +293,7 @@ class Exchange:
         action = adopt.choose(state, verdict=verdict, pending_limit=self._pending_limit, mode=self._config.adopt)
         version, shared = self.fetch(fragment, verdict.version, renew=lambda: self._newest(fragment), group=self._group)
         base = adopt.moves_from(action, anchor=self.anchor[room.cut], snapshot=room.theta.numpy())
+        correction = self._norm(shared, room.theta.numpy())
         apart = base is not None or self._config.mode == "decoupled"
         change = shared if base is None else np.subtract(shared, base, out=room.delta.numpy())
         return Staged(
@@ -296,7 +303,16 @@ class Exchange:
             change=self._to_device(change),
             theta_sha256=self.digest(fragment, shared, group=self._group) if apart else "",
             waited_seconds=waited,
+            correction_norm=correction,
         )
+
+    def _norm(self, shared: Floats, snapshot: Floats) -> float:
+        """In pieces that stay in a core's cache."""
+        own = 0.0
+        for start in range(0, len(shared) if self._place.speaks else 0, _PIECE):
+            apart = shared[start : start + _PIECE] - snapshot[start : start + _PIECE]
+            own += float(np.dot(apart, apart))
+        return math.sqrt(sum(all_gather_json(own, group=self._group)))
 
     def _newest(self, fragment: int) -> int:
         """The recorded verdict again: it names the newest version."""

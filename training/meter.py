@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+WAITS = {"data": "data", "services": "encode"}
+"""What a rank waits for between two steps, by the cause that it counts the seconds under."""
 
 
 class Meter:
@@ -15,6 +18,9 @@ class Meter:
 
     def __init__(self) -> None:
         self.blocked: defaultdict[str, float] = defaultdict(float)
+        self.waited = dict.fromkeys(WAITS, 0.0)
+        """Seconds that a rank of the learner waited on average, since the start of the attempt."""
+        self._told = [0.0] * len(WAITS)
         self._reset()
 
     @contextmanager
@@ -25,6 +31,16 @@ class Meter:
             yield
         finally:
             self.blocked[cause] += time.monotonic() - started
+
+    def waits(self) -> list[float]:
+        """Seconds that this rank has waited since the last call, for each of `WAITS`."""
+        before, self._told = self._told, [self.blocked.get(cause, 0.0) for cause in WAITS.values()]
+        return [now - then for now, then in zip(self._told, before, strict=True)]
+
+    def all_waited(self, sums: Sequence[float], *, ranks: int) -> None:
+        """Add the sums over all ranks of what they got from `waits`."""
+        for name, seconds in zip(WAITS, sums, strict=True):
+            self.waited[name] += seconds / ranks
 
     def step(self, *, loss: float, gradient_norm: float, samples: int) -> None:
         """Add one committed step."""

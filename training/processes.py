@@ -8,6 +8,8 @@ import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h, glibc
+_KEPT_BYTES = 32 * 2**20
 
 
 def die_with_parent(sig: signal.Signals = signal.SIGKILL) -> None:
@@ -17,6 +19,17 @@ def die_with_parent(sig: signal.Signals = signal.SIGKILL) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep up to 32 MiB that were freed, for who takes and frees the same few megabytes over and over.
+
+    It would give them back and fault every page in again, which costs as much as decoding an image. glibc only.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def describe_exit(code: int) -> str:

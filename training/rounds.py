@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -43,14 +43,18 @@ PENDING_ROUNDS = 2
 """Rounds of progress that a late learner may carry before it is given up."""
 _LOOK_SECONDS = 0.2
 """Between two looks whether the run is final."""
+_TELL_SHARE = 0.25
+"""Of a round: near the end of a run the syncer hears so soon of what was trained."""
+_ENDS = 2
+"""Signals of which any one ends a learner's training, at least for a while: the last ones."""
+Outlook = Literal["train", "wait", "merge", "drain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Beginning:
     """Where this attempt begins."""
 
     mode: str
-    step: int
     position: int
     merged: list[int]
     """The learner's samples that are in each fragment."""
@@ -76,7 +80,7 @@ class Rounds:
         assert plan.train is not None
         self._plan, self._context, self._model, self._ema = plan, context, model, ema
         self._page, self._meter, self._events = page, meter, events
-        self._syncer, self._batch = plan.syncer, plan.train.batch
+        self._syncer = plan.syncer
         self._config = config = plan.syncer.config
         self._decoupled = config.mode == "decoupled"
         own = parallel.flat_ranges(model)
@@ -114,7 +118,9 @@ class Rounds:
         self._registration: Registration | None = None
         self._samples_at_base = [0] * config.fragments
         self._theta_sha256 = [""] * config.fragments
-        self._last_step_at = time.monotonic()
+        self._began_at = self._last_step_at = time.monotonic()
+        self._discarded_before = 0
+        self._correction_norm = 0.0
         self._draining = False
         """Decoupled: the target is reached, nothing is to be trained any more."""
         self._ended = False
@@ -143,38 +149,60 @@ class Rounds:
         pending = zip(self._samples_at_base, self._state.fragments, strict=True)
         return max(base + one.pending_samples * len(self._plan.learners) for base, one in pending)
 
-    def due(self) -> bool:
-        """A contribution is to be made at this boundary."""
-        return self._state.due() is not None
+    def due(self, signals: Sequence[float]) -> bool:
+        """A contribution is to be made at this boundary. `signals`: as for `settle`."""
+        return self._state.due() is not None or any(signals[-_ENDS:])
 
     def signals(self) -> list[float]:
-        """What this rank adds to the step's sum: answers rank 0 has, answers that are staged, the run is draining."""
+        """What this rank adds to the step's sum: answers rank 0 has, answers that are staged, the learner has to stand
+        still, the run is draining.
+        """
         if not self._decoupled:
             return []
         fragments = range(len(self._state.fragments))
         answered = [float(self._exchange.answered(one)) for one in fragments]
         staged = [float(self._exchange.staged(one)) for one in fragments]
-        heard = self._client.heard
-        return [*answered, *staged, float(heard is not None and (heard.draining or heard.final))]
+        outlook = self._look_ahead() if self._context.rank == 0 else "train"
+        return [*answered, *staged, float(outlook in {"merge", "wait"}), float(outlook == "drain")]
 
-    def committed(self) -> None:
-        """One inner step is committed."""
+    def committed(self, samples: int) -> None:
+        """One inner step of so many samples is committed."""
         if self._client.fenced:
             raise RefusedError("a newer process speaks for this learner", hint="nothing to do: this attempt is over")
         now = time.monotonic()
-        self._state = self._state.ran(self._batch)
+        self._state = self._state.ran(samples)
         if self._context.rank == 0:
-            self._client.report(
-                self._page.step,
-                pending_samples=max(one.pending_samples for one in self._state.fragments),
-                step_seconds=now - self._last_step_at,
-                blocked_seconds=self._meter.rounded(),
-                in_flight_steps=max(one.since_steps for one in self._state.fragments),
-            )
+            self._report(step_seconds=now - self._last_step_at)
         self._last_step_at = now
+
+    def _report(self, *, step_seconds: float) -> None:
+        """What the syncer hears next; soon, if it could be the news that the run has its samples."""
+        self._client.report(
+            self._page.step,
+            pending_samples=max(one.pending_samples for one in self._state.fragments),
+            kept_samples=self._state.kept,
+            step_seconds=step_seconds,
+            blocked_seconds=self._meter.rounded(),
+            in_flight_steps=max(one.since_steps for one in self._state.fragments),
+            measures={"goodput": self._goodput(), "correction_norm": self._correction_norm},
+        )
+        if self._decoupled and self._near_end() and self._untold() >= self._syncer.round_samples * _TELL_SHARE:
+            self._client.beat_soon()
+
+    def _goodput(self) -> float:
+        """Time of steps that are merged, or will be, as a share of this attempt's time."""
+        seconds = max(time.monotonic() - self._began_at, 1e-9)
+        lost = self._discarded() - self._discarded_before
+        kept = 1 - lost / max(self._page.samples_run, 1)
+        return max(0.0, kept * (1 - sum(self._meter.blocked.values()) / seconds))
+
+    def _discarded(self) -> int:
+        return max(one.discarded_samples for one in self._state.fragments)
 
     def begin(self) -> None:
         """Before the first step: a run that is over, or that drains, needs none."""
+        if self._decoupled:
+            self._stand(loss=0.0)
         if self._draining or self._ended:
             self._finish(loss=0.0)
 
@@ -194,6 +222,8 @@ class Rounds:
             for fragment in self._too_far_ahead():
                 self._wait(fragment, cause="max_ahead")
                 taken.append(fragment)
+            if signals[-_ENDS]:
+                taken += self._stand(loss=loss)
         if self._draining or self._ended:
             self._finish(loss=loss)
         return self.final or self._layout.fragments - 1 in taken
@@ -217,7 +247,7 @@ class Rounds:
 
     # --- the start of an attempt
 
-    def restore(self, loaded: Loaded | None) -> Start:
+    def restore(self, loaded: Loaded | None) -> Beginning:
         """Register, then take up weights, anchor and counters by the restart rule of the design; all ranks alike."""
         self._page.phase("register")  # may wait for a round to close: not the driver's business, see STALL_SECONDS
         saved = LearnerSyncState.from_dict(loaded.state["rounds"]) if loaded else None
@@ -238,11 +268,13 @@ class Rounds:
             if loaded is None:
                 self._ema.assign(self.anchor)
         position = self._state.cursor
+        self._discarded_before = self._discarded()
+        if self._context.rank == 0:
+            self._report(step_seconds=0.0)
         self._ended = registration.final
         found = adopt.places(registration)
-        return Start(
+        return Beginning(
             mode=decision.mode,
-            step=position // self._batch,
             position=position,
             merged=[one.merged_samples for one in found],
             merged_until=[one.cursor for one in found],
@@ -312,7 +344,7 @@ class Rounds:
                 taken.append(fragment)
             elif signals[fragment]:
                 self._exchange.take(fragment, state=self._state.fragments[fragment])
-        self._draining |= signals[2 * count] > 0
+        self._draining |= signals[-1] > 0
         return taken
 
     def _wait(self, fragment: int, *, cause: str) -> None:
@@ -327,7 +359,7 @@ class Rounds:
         self._page.phase("apply")
         with self._meter.standing("apply"):
             staged = self._exchange.result(fragment)
-            verdict = staged.verdict
+            verdict, self._correction_norm = staged.verdict, staged.correction_norm
             self._write(fragment, staged.change, add=staged.action != "assign")
             self._exchange.hold(fragment, staged.shared)
             settled = adopt.settle(self._state.fragments[fragment], verdict=verdict, action=staged.action)
@@ -364,6 +396,62 @@ class Rounds:
 
     # --- the end
 
+    def _look_ahead(self) -> Outlook:
+        """On rank 0: what the syncer's last word means for this learner."""
+        heard = self._client.heard
+        if heard is None:
+            return "train"
+        if heard.draining or heard.final:
+            return "drain"
+        if heard.remaining == 0:
+            return "merge"
+        return "wait" if self._near_end() and self._untold() >= self._syncer.round_samples else "train"
+
+    def _near_end(self) -> bool:
+        """What is left of the run, if all train at this learner's pace, could be trained while one is out of touch."""
+        heard = self._client.heard
+        if heard is None or heard.remaining is None:
+            return False
+        rounds = self._config.max_ahead + self._untold() / self._syncer.round_samples
+        return heard.remaining <= len(self._plan.learners) * rounds * self._syncer.round_samples
+
+    def _untold(self) -> int:
+        """Samples that the syncer does not know of yet."""
+        return self._state.kept - self._client.told
+
+    def _stand(self, *, loss: float) -> list[int]:
+        """Train no more than the run needs: merge what is pending until the run drains, or go on if what another
+        learner had trained is lost. The fragments whose answers were applied.
+        """
+        until, pause, taken = time.monotonic() + self._config.barrier_timeout, threading.Event(), list[int]()
+        while not self._draining and not self._ended:
+            outlook = parallel.broadcast_json(self._look_ahead() if self._context.rank == 0 else None)
+            self._draining = outlook == "drain"
+            if outlook in {"train", "drain"}:
+                break
+            if time.monotonic() > until:
+                raise UnreachableError(
+                    f"the run is near its end, and nothing new was heard for {self._config.barrier_timeout:g} s",
+                    hint="see `gkr sync` for who is waited for",
+                )
+            if outlook == "merge":
+                for fragment in self._pending():
+                    self._contribute(fragment, loss=loss)
+                if in_flight := self._state.in_flight:
+                    for fragment in in_flight:
+                        self._wait(fragment, cause="barrier")
+                    taken += in_flight
+                    continue
+            self._page.phase("barrier")
+            with self._meter.standing("barrier"):
+                self._client.beat_soon()
+                pause.wait(_LOOK_SECONDS)
+        return taken
+
+    def _pending(self) -> list[int]:
+        """Fragments that a contribution could be made to now."""
+        return [index for index, one in enumerate(self._state.fragments) if one.pending_samples and not one.in_flight]
+
     def _finish(self, *, loss: float) -> None:
         """The target is reached: take what is in flight, send once more all that is pending, hold the final weights.
 
@@ -373,7 +461,7 @@ class Rounds:
         while True:
             for fragment in self._state.in_flight:
                 self._wait(fragment, cause="barrier")
-            pending = [index for index, one in enumerate(self._state.fragments) if one.pending_samples]
+            pending = self._pending()
             if self._ended or not pending or time.monotonic() > until:
                 break
             for fragment in pending:
@@ -423,6 +511,7 @@ class Rounds:
             theta_sha256=combine_fingerprints(self._theta_sha256),
             round=self.version,
             blocked_seconds=self._meter.rounded(),
+            position=self._page.position,
         )
 
     def leave(self) -> None:

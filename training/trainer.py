@@ -11,7 +11,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,25 +20,28 @@ from torch.distributed.fsdp import FSDPModule
 from services.client import ServiceClient
 from spec import events as ev
 from spec.errors import ConfigError
-from spec.plan import LearnerPlan, Plan
+from spec.plan import LearnerPlan, Plan, ServicePlan
 from spec.train import TrainConfig
 from storage import open_bucket
+from storage.cache import Cache
+from storage.datasets import default_cache
 from training import parallel
 from training.checkpoint import CheckpointFailure, CheckpointWriter, Loaded, SavedCheckpoint, load_latest
 from training.collectives import all_gather_json
 from training.conditions import Conditions
 from training.context import RuntimeContext
 from training.data.account import Sum, account
+from training.data.features import check_encoder
 from training.data.loader import Loader, LocalBatch
-from training.data.plan import Refs
+from training.data.plan import Start
 from training.data.work import mixture_of
 from training.ema import Ema
 from training.event_log import EventLog
 from training.flops import mfu, peak_flops
-from training.meter import Meter, resident_bytes
+from training.meter import WAITS, Meter, resident_bytes
 from training.optimizer import ShardedAdamW, learning_rate
 from training.progress import ProgressWriter
-from training.rounds import Rounds
+from training.rounds import Beginning, Rounds
 from training.step import train_step
 from training.step_batch import StepBatch, to_device
 from training.validation import Validation
@@ -115,51 +118,59 @@ class _Trainer:
         self.trained = Sum()
         """Samples of this rank since `told_until`."""
         self.told_until = 0
-        self.refs: Refs | None = None
-        """Of the batch that is being worked on."""
 
     def run(self) -> None:
         self.page.phase("restore")
-        self._restore()
-        loader = Loader(
-            [self.learner.data_manifest, *self.learner.data_more],
-            mixture=mixture_of(self.learner),
-            seed=self.config.seed,
-            learner=self.learner.name,
-            start_position=self.page.position,
-            batch=self.config.batch,
-            rank=self.context.rank,
-            world_size=self.context.world_size,
-            workers=self.config.loader_workers,
-            prefetch=self.config.prefetch_batches,
-            model=self.config.model,
+        loaded = load_latest(
+            self.checkpoints, model=self.model, optimizer=self.optimizer, ema=self.ema, vectors=("anchor",)
         )
-        client = self._encoder()
+        state = self.rounds.restore(loaded)
+        loader = self._loader(state.position, starts=loaded.state.get("starts", []) if loaded else [])
+        client: ServiceClient | None = None
         try:
+            self._restored(state, step=loader.step, loaded=loaded)
+            client = self._encoder()
             conditions = None
             if client is not None and (width := self.config.model.embedding_width):
                 conditions = Conditions(client, folder=self.context.folder / "embeddings", width=width)
                 conditions.connect()
-            self.validation = Validation(self.plan, context=self.context, conditions=conditions, device=self.device)
+                if loader.encoder:
+                    check_encoder(loader.encoder, asked=conditions.encoder, where=self.learner.data_manifest)
+            self.validation = Validation(
+                self.plan, context=self.context, joined=loader.joined, conditions=conditions, device=self.device
+            )
             self._loop(loader, conditions=conditions)
             self.rounds.leave()
         finally:
             loader.close()
             if client is not None:
+                self._tell_asked(client)
                 client.close()
             self.rounds.close()
         self._finish()
 
-    def _restore(self) -> None:
-        loaded: Loaded | None = load_latest(
-            self.checkpoints,
-            model=self.model,
-            optimizer=self.optimizer,
-            ema=self.ema,
-            vectors=("anchor",),
+    def _loader(self, position: int, *, starts: list[Any]) -> Loader:
+        if self.learner.data_cache_limit is not None:
+            Cache(default_cache(), limit_bytes=self.learner.data_cache_limit)
+        return Loader(
+            [self.learner.data_manifest, *self.learner.data_more],
+            mixture=mixture_of(self.learner),
+            seed=self.config.seed,
+            learner=self.learner.name,
+            start_position=position,
+            batch=self.config.batch,
+            buckets=self.plan.buckets,
+            starts=[Start.from_json(one) for one in starts],
+            rank=self.context.rank,
+            world_size=self.context.world_size,
+            workers=self.config.loader_workers,
+            prefetch=self.config.prefetch_batches,
+            model=self.config.model,
+            node_ranks=sum(one.ranks for one in self.learner.nodes if one.name == self.context.node) or 1,
         )
-        state = self.rounds.restore(loaded)
-        self.page.restored(step=state.step, position=state.position)
+
+    def _restored(self, state: Beginning, *, step: int, loaded: Loaded | None) -> None:
+        self.page.restored(step=step, position=state.position)
         self.told_until = state.position
         if self.context.rank == 0:
             self.events.emit(
@@ -167,7 +178,7 @@ class _Trainer:
                 learner=self.learner.name,
                 attempt=self.context.attempt,
                 mode=state.mode,
-                step=state.step,
+                step=step,
                 position=state.position,
                 samples_lost=max(0, self.context.last_position - state.position),
                 merged=state.merged,
@@ -179,19 +190,36 @@ class _Trainer:
     def _encoder(self) -> ServiceClient | None:
         if self.config.model.embedding_width is None:
             return None
-        name = next(service.name for service in self.learner.services if service.kind == "encode")
+        encoder = self._encoding
         return ServiceClient(
             self.context.folder / "services.json",
-            service=name,
-            identity=f"{self.learner.name}/rank-{self.context.rank}",
+            service=encoder.name,
+            identity=encoder.client(f"{self.learner.name}/rank-{self.context.rank}", run=self.plan.run),
+            counted=encoder.is_shared,
         )
+
+    @property
+    def _encoding(self) -> ServicePlan:
+        return next(service for service in self.learner.services if service.kind == "encode")
+
+    def _tell_asked(self, client: ServiceClient) -> None:
+        """At the end: a platform's replicas tell nothing of single runs."""
+        if self._encoding.is_shared:
+            self.events.emit(
+                ev.ServiceAsked,
+                learner=self.learner.name,
+                service=self._encoding.name,
+                client=f"rank-{self.context.rank}",
+                attempt=self.context.attempt,
+                **client.asked.counts(),
+            )
 
     def _loop(self, loader: Loader, *, conditions: Conditions | None) -> None:
         if self.page.step == 0:
             self._validate()
         self.rounds.begin()
         while not self.rounds.final:
-            batch = self._next(loader, conditions=conditions)
+            local, batch = self._next(loader, conditions=conditions)
             self.page.phase("step")
             rate = learning_rate(self.config, samples=self.rounds.samples_of_all())
             result = train_step(
@@ -201,43 +229,45 @@ class _Trainer:
                 batch=batch,
                 config=self.config,
                 learning_rate=rate,
-                signals=self.rounds.signals(),
+                samples=local.whole,
+                mark=local.mark,
+                signals=[*self.meter.waits(), *self.rounds.signals()],
             )
+            waits, signals = result.signals[: len(WAITS)], result.signals[len(WAITS) :]
             if not result.applied:
                 numbers = f"loss {result.loss}, gradient norm {result.gradient_norm}"
                 raise FloatingPointError(f"{numbers} at step {self.page.step + 1}, position {self.page.position}")
-            self.page.committed(samples=self.config.batch)
-            assert self.refs is not None
-            self.trained += account(self.refs)
-            self.rounds.committed()
-            self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=self.config.batch)
-            due = self.rounds.due()
+            self.page.committed(samples=local.whole)
+            self.trained += account(local.refs)
+            self.rounds.committed(local.whole)
+            self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=local.whole)
+            self.meter.all_waited(waits, ranks=self.context.world_size)
+            due = self.rounds.due(signals)
             if due:
                 self._tell_trained()
             if due or self.page.step % self.config.log_every == 0:
                 self._flush(rate, loader=loader)
-            if self.rounds.settle(result.signals, loss=result.loss):
+            if self.rounds.settle(signals, loss=result.loss):
                 self._validate()
             if self.page.step % self.config.checkpoint.every_steps == 0 and not self.rounds.final:
-                self._save()
+                self._save(loader)
             self._report(loader)
 
-    def _next(self, loader: Loader, *, conditions: Conditions | None) -> StepBatch:
-        """The next batch on the device; keeps the conditions of the batches behind it under way."""
+    def _next(self, loader: Loader, *, conditions: Conditions | None) -> tuple[LocalBatch, StepBatch]:
+        """The next batch, and it on the device; keeps the conditions of the batches behind it under way."""
         self.page.phase("data")
         with self.meter.standing("data"):
             while not self.queue or (len(self.queue) < self.config.prefetch_batches and loader.ready):
                 local = loader.next(timeout_seconds=DATA_DEADLINE_SECONDS)
-                if conditions is not None:
+                if conditions is not None and not loader.encoder:
                     conditions.prefetch(local.captions)
                 self.queue.append(local)
         head = self.queue.popleft()
-        self.refs = head.refs
-        embeddings = None
-        if conditions is not None:
+        embeddings = head.embeddings if loader.encoder else None
+        if conditions is not None and not loader.encoder:
             with self.meter.standing("encode"):
                 embeddings = conditions.get(head.captions)
-        return to_device(head, embeddings=embeddings, device=self.device)
+        return head, to_device(head, embeddings=embeddings, device=self.device)
 
     def _tell_trained(self) -> None:
         """Say which samples the steps since the last time were made of. All ranks call it at the same step, and before
@@ -285,12 +315,14 @@ class _Trainer:
                 peak=_peak(self.device),
             ),
             loader_queue=loader.ready,
+            cache=loader.cache_counts(),
             blocked_seconds=self.meter.rounded(),
+            waited_seconds={name: round(seconds, 4) for name, seconds in self.meter.waited.items()},
             memory_bytes=resident_bytes(),
             **values,
         )
 
-    def _save(self) -> None:
+    def _save(self, loader: Loader) -> None:
         self._tell_trained()
         self.page.phase("checkpoint")
         with self.meter.standing("snapshot"):
@@ -300,7 +332,12 @@ class _Trainer:
                 optimizer=self.optimizer,
                 ema=self.ema,
                 vectors={"anchor": self.rounds.anchor},
-                state={"step": self.page.step, "position": self.page.position, "rounds": self.rounds.to_state()},
+                state={
+                    "step": self.page.step,
+                    "position": self.page.position,
+                    "starts": [one.to_json() for one in loader.starts(self.page.position)],
+                    "rounds": self.rounds.to_state(),
+                },
             )
 
     def _report(self, loader: Loader) -> None:

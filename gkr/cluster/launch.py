@@ -144,12 +144,14 @@ def _give(secret: Mapping[str, Any], connection: Connection, *, owner: Mapping[s
 def key_secrets(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
     """Cluster and Secret for the syncer and for each learner: keys made here for this launch, and kept nowhere else."""
     keys = keys_of_plan(plan)
-    if plan.syncer is None:
+    if not keys:
         return []
-    where = [(plan.syncer.cluster, plan.syncer.namespace, plan.syncer.name, keys[SYNCER], labels.labels(plan))]
-    where += [
+    where = [
         (one.cluster, one.namespace, one.job, keys[one.name], labels.labels(plan, learner=one)) for one in plan.learners
     ]
+    if plan.syncer is not None:
+        own = plan.syncer
+        where.insert(0, (own.cluster, own.namespace, own.name, keys[SYNCER], labels.labels(plan)))
     return [
         (
             cluster,

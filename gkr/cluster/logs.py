@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 from gkr.cluster.explain_objects import Object, called, ended, labels, name, phase, ready, seconds, sub, subs
 from gkr.logs import RUN, Selection, in_default
@@ -40,7 +41,9 @@ class PodRef:
     failed_at: float | None = None
     """When a container of it first ended badly, as far as the pod still knows."""
     running: bool = True
-    """Its container prints."""
+    """Its container prints, or will."""
+    printing: bool = True
+    """It does so now: neither ended nor between two starts."""
     ended: bool = False
     """It prints nothing any more, ever."""
     ready: bool = False
@@ -86,6 +89,8 @@ class Line:
 class Seen:
     """What was already printed of one container: after a reconnect the server repeats a second's lines."""
 
+    reading: Lock = field(default_factory=Lock)
+    """Held by whoever reads this container."""
     last: str = ""
     at_last: Counter[str] = field(default_factory=Counter[str])
     _repeats: Counter[str] = field(default_factory=Counter[str])
@@ -125,6 +130,7 @@ def pod_ref(pod: Object, *, cluster: str, container: str | None = None) -> PodRe
         restarts=int(called(every, chosen).get("restartCount") or 0),
         failed_at=min((at for one in every if (at := _failed_at(one)) is not None), default=None),
         running=phase(pod) in {"Running", "Unknown"} or (phase(pod) == "Pending" and container is not None),
+        printing="running" in sub(called(every, chosen), "state"),
         ended=ended(pod),
         ready=ready(pod),
     )

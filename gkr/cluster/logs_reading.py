@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from gkr.cluster.connection import Connection
 from gkr.cluster.explain_objects import Object
@@ -34,6 +34,10 @@ TURN_SECONDS = 2.0
 _SILENCE_SECONDS = 120.0
 """A stream that says nothing for so long is opened again: a connection can die without a word."""
 _QUEUE = 20_000
+SETTLE_SECONDS = 10.0
+"""A container that runs all that time after its stream ended is the same one; something between us ended the stream."""
+StreamEnd = Literal["whole", "broken", "gone"]
+"""All there was; interrupted or not begun, more comes later; there will never be more."""
 
 
 def list_pods(places: Places, connections: Mapping[str, Connection], *, container: str | None = None) -> list[PodRef]:
@@ -182,19 +186,33 @@ class Follower:
         known = self._pods[key]
         restarts = known.restarts
         while not self.stop.is_set():
-            with self._lock:
-                pod = self._pods.get(key)
+            pod = self._now(key)
             if pod is None:
                 break
             if pod.restarts > restarts:
                 restarts = pod.restarts
                 self._read(connection, pod, follow=False, previous=True)  # what it printed before it died
-            alive = self._read(connection, pod, follow=pod.running)
-            if not alive or pod.ended:
+            end = self._read(connection, pod, follow=pod.running)
+            if end == "gone" or pod.ended:
                 break
             self.stop.wait(RETRY_SECONDS)
+            if end == "whole":
+                self._await_next(pod)
         with self._lock:
             self._streaming.discard(key)
+
+    def _await_next(self, pod: PodRef) -> None:
+        """After a stream that ended as streams do when a container ends: until the pod's status tells of the next one.
+        It does so later than the node, which would give us the next one's lines already, under this one's number.
+        """
+        settled = time.monotonic() + SETTLE_SECONDS
+        while (now := self._now(pod.key)) is not None and now.restarts == pod.restarts and not now.ended:
+            if (now.printing and time.monotonic() >= settled) or self.stop.wait(RETRY_SECONDS):
+                return
+
+    def _now(self, key: tuple[str, str, str]) -> PodRef | None:
+        with self._lock:
+            return self._pods.get(key)
 
     def _take_turns(self) -> None:
         """Pods beyond the streams, and the ends of those that do not run any more."""
@@ -204,16 +222,27 @@ class Follower:
             with self._lock:
                 others = [one for key, one in self._pods.items() if key not in self._streaming]
             others = [one for one in others if (one.key, one.restarts) not in done]
-            list(pool.map(self._read_rest, others))
-            done |= {(one.key, one.restarts) for one in others if one.ended}
+            ends = list(pool.map(self._read_rest, others))
+            read = [one for one, end in zip(others, ends, strict=True) if end != "broken"]
+            done |= {(one.key, one.restarts) for one in read if one.ended}
         pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read_rest(self, pod: PodRef) -> None:
-        self._read(self._connections[pod.cluster], pod, follow=False)
+    def _read_rest(self, pod: PodRef) -> StreamEnd:
+        return self._read(self._connections[pod.cluster], pod, follow=False)
 
-    def _read(self, connection: Connection, pod: PodRef, *, follow: bool, previous: bool = False) -> bool:
-        """One request; false if there will never be more."""
+    def _read(self, connection: Connection, pod: PodRef, *, follow: bool, previous: bool = False) -> StreamEnd:
+        """One request, and how it ended. Only one at a time for each pod: two would both take the same line for new."""
         seen = self._seen[pod.key]
+        if not seen.reading.acquire(timeout=RETRY_SECONDS):
+            return "broken"
+        try:
+            return self._read_alone(connection, pod, seen=seen, follow=follow, previous=previous)
+        finally:
+            seen.reading.release()
+
+    def _read_alone(
+        self, connection: Connection, pod: PodRef, *, seen: Seen, follow: bool, previous: bool
+    ) -> StreamEnd:
         seen.reconnect()
         request = Request(since=seen.last, previous=previous) if seen.last else self._first[pod.key]
         attempt = pod.restarts + (0 if previous else 1)
@@ -224,12 +253,12 @@ class Follower:
                     if seen.is_new(line.stamp, raw):
                         self._put(line)
                     if self.stop.is_set():
-                        return False
+                        return "gone"
         except NotFoundError:
-            return False
+            return "gone"
         except (RefusedError, UnreachableError):
-            return True  # not started yet, or the node does not answer: again later
-        return True
+            return "broken"  # not started yet, or the node does not answer: again later
+        return "whole"
 
     def _put(self, line: Line) -> None:
         while not self.stop.is_set():

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 from gkr.cluster.calls import each
 from gkr.cluster.connection import Connection, label_of
-from gkr.cluster.fields import part, text
-from gkr.cluster.kinds import KINDS
+from gkr.cluster.fields import items, label, part, text
+from gkr.cluster.kinds import ALL, KINDS
+from gkr.cluster.observe import EXPERIMENT, MANAGED, RUN
 from gkr.cluster.quota import flavors, never_fits, pod_sets
+from manifests.labels import OUTER
+from manifests.names import shared_secret
 from spec.errors import EXIT_UNREACHABLE, GkrError, NotFoundError, RefusedError
 from spec.plan import LearnerPlan, Plan
 
@@ -78,9 +81,10 @@ def _check_cluster(plan: Plan, objects: Objects, *, connection: Connection) -> l
     missing = [problem for one in namespaces for problem in _check_namespace(connection, one)]
     if missing:
         return missing  # everything below would only repeat it
-    secrets = plan.syncer is not None or bool(plan.env_from_caller)
+    secrets = plan.has_keys or bool(plan.env_from_caller)
     rights = _check_rights(connection, objects, namespaces=namespaces, secrets=secrets)
     checks: list[Callable[[], Iterable[Problem]]] = [lambda: _check_priority(plan, connection)]
+    checks += [lambda: _check_outer(plan, connection)]
     checks += [lambda one=one: _check_queue(one, objects, connection=connection) for one in learners]
     checks += [lambda one=one: _check_named(plan, one, connection=connection) for one in learners]
     found = [problem for problems in each(checks, _where_allowed) for problem in problems]
@@ -114,6 +118,30 @@ def _check_priority(plan: Plan, connection: Connection) -> Iterable[Problem]:
     if plan.priority not in known:
         hint = f"priorities there: {', '.join(sorted(known)) or 'none'}; set `priority` in the file"
         yield Problem(connection.name, f'there is no priority "{plan.priority}"', hint)
+
+
+def _check_outer(plan: Plan, connection: Connection) -> Iterable[Problem]:
+    """A cluster has one address at which learners of other clusters find a syncer: a second one would get the first
+    one's calls, and refuse them.
+    """
+    syncer = plan.syncer
+    if syncer is None or not syncer.outer_host or syncer.cluster != connection.name:
+        return
+    try:
+        jobs = connection.list("Job", namespace=ALL, labels=MANAGED)
+    except RefusedError:
+        jobs = connection.list("Job", namespace=syncer.namespace, labels=MANAGED)
+    for job in jobs:
+        own = part(job, "spec", "template", "metadata", "labels")
+        if label(job, RUN) != plan.run and OUTER.items() <= own.items() and not _is_over(job):
+            words = f"run {label(job, RUN)} has the address {syncer.outer_host}, at which other clusters reach a syncer"
+            hint = f"wait for its end, `gkr cancel {label(job, EXPERIMENT)}`, or name another cluster's learner first"
+            yield Problem(connection.name, words, hint)
+
+
+def _is_over(job: Mapping[str, Any]) -> bool:
+    ended = {text(one, "type") for one in items(job, "status", "conditions") if text(one, "status") == "True"}
+    return bool(ended & {"Complete", "Failed"}) or bool(text(job, "metadata", "deletionTimestamp"))
 
 
 def _check_queue(learner: LearnerPlan, objects: Objects, *, connection: Connection) -> Iterable[Problem]:
@@ -152,7 +180,7 @@ def _check_quota(
 def _check_named(plan: Plan, learner: LearnerPlan, *, connection: Connection) -> Iterable[Problem]:
     """Secrets and the service account that pods refer to by name: without them they would never start."""
     names = [(one, "`secrets` in the file") for one in plan.secrets]
-    names += [(one, "the cluster's facts") for one in [learner.site.bucket_secret] if one]
+    names += [(one, "the cluster's facts") for one in [learner.site.bucket_secret, shared_secret(learner)] if one]
     names += [(one, "the cluster's facts") for one in learner.site.image_pull_secrets]
     for secret, origin in dict(names).items():
         if _missing(connection, "Secret", secret, namespace=learner.namespace):

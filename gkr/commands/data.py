@@ -6,12 +6,16 @@ from pathlib import Path
 
 import click
 
+from gkr.commands import data_cache
 from gkr.options import output_option
 
 
 @click.group(name="data")
 def command() -> None:
-    """Datasets: prepare and inspect."""
+    """Datasets: prepare and inspect, and the copies of them on this machine."""
+
+
+command.add_command(data_cache.command)
 
 
 @command.command(name="prepare")
@@ -31,7 +35,8 @@ def command() -> None:
     "--services",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Ask the services that this directory file of a run names. Default: encoders in this process.",
+    help="Ask the services that this directory file of a run names, with the run's keys beside it. Default: encoders "
+    "in this process.",
 )
 @click.option("--encoder", default="", metavar="WHAT", help="A service in --services, else the folder of its weights.")
 @click.option("--autoencoder", default="", metavar="WHAT", help="Likewise, for --latents.")
@@ -62,7 +67,7 @@ def prepare(
     import sys
 
     from gkr.output import result, result_json, table
-    from gkr.preparing import manifest_uri, run_module, uri_of
+    from gkr.preparing import keys_beside, manifest_uri, run_module, uri_of
     from spec.experiment import MODEL_KIND_OF_SOURCE
     from spec.preparation import PrepareReport
 
@@ -74,7 +79,8 @@ def prepare(
     arguments += [] if services is None else ["--directory", f"{services.absolute()}"]
     arguments += [] if by is None else ["--by", by]
     arguments += [] if work is None else ["--work", f"{work.absolute()}"]
-    report = run_module("services.prepare", arguments + ["--dry-run"] * dry_run, stream=sys.stderr)
+    arguments += ["--dry-run"] * dry_run
+    report = run_module("services.prepare", arguments, stream=sys.stderr, environment=keys_beside(services))
     assert isinstance(report, PrepareReport)
     if output == "json":
         result_json(report.model_dump(mode="json"))

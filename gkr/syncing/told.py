@@ -77,6 +77,8 @@ def _tell(told: _Told, event: Event) -> bool:
             for name, merged in event.merged.items():
                 discarded = event.discarded.get(name, 0)
                 _member(told, name).update(merged_samples=merged, discarded_samples=discarded)
+            if event.final:
+                told.whole.update(state="FINAL", final=True, model_sha256=event.model_sha256 or "")
             if event.round >= 0:
                 told.whole.update(version=max(told.whole["version"], event.round), seed_from="")
                 _serving(told)
@@ -93,10 +95,7 @@ def _tell(told: _Told, event: Event) -> bool:
         case Applied():
             _member(told, event.learner)["base_versions"] = [event.round]
         case LearnerFinished():
-            member = _member(told, event.learner)
-            member.update(state="finished", step=event.step)
-            if all(one.get("state") == "finished" for one in told.members.values()):
-                told.whole.update(state="FINAL", final=True)  # no learner ends well before the weights are final
+            _member(told, event.learner).update(state="finished", step=event.step)
         case Note(source="syncer", level="error"):
             told.whole["alarm"] = event.text
         case _:

@@ -25,6 +25,7 @@ from spec.events import (
     Score,
     ServiceStats,
     StepMetrics,
+    SyncLedger,
     SyncMerged,
     SyncWaiting,
     Validation,
@@ -132,7 +133,7 @@ def fold(view: View, event: Event) -> View:
     match event:
         case RunStatus():
             return replace(view, status=event.status, reason=event.reason, exit_code=event.exit_code)
-        case SyncWaiting() | SyncMerged():
+        case SyncWaiting() | SyncMerged() | SyncLedger():
             return replace(view, sync=_fold_sync(view.sync or SyncView(), event))
         case ServiceStats():
             key = f"{event.learner}/{event.service}-{event.replica}"
@@ -203,7 +204,9 @@ def _fold_step(learner: LearnerView, event: StepMetrics) -> LearnerView:
     )
 
 
-def _fold_sync(sync: SyncView, event: SyncWaiting | SyncMerged) -> SyncView:
+def _fold_sync(sync: SyncView, event: SyncWaiting | SyncMerged | SyncLedger) -> SyncView:
+    if isinstance(event, SyncLedger):
+        return replace(sync, final=event.final)
     if isinstance(event, SyncWaiting):
         return replace(
             sync,
@@ -220,7 +223,6 @@ def _fold_sync(sync: SyncView, event: SyncWaiting | SyncMerged) -> SyncView:
         samples_total=event.samples_total,
         open_seconds=event.open_seconds,
         cosine=event.cosine,
-        final=event.final,
     )
 
 

@@ -125,9 +125,9 @@ class Platform:
         )
 
     def _referred(self) -> list[str]:
-        redis = self._config.shared.redis if self._config.shared else None
-        own = [redis.password_secret] if redis and redis.password_secret else []
-        return [*referred_secrets(self._site), *own]
+        shared = self._config.shared
+        own = [shared.token_secret, shared.redis.password_secret if shared.redis else ""] if shared else []
+        return [*referred_secrets(self._site), *(one for one in own if one)]
 
     def _fabric(self, provider: kubernetes.Provider) -> list[pulumi.Resource]:
         """Networks, then what prepares nodes for them; nothing in a cluster without GPU machines."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -26,9 +27,10 @@ from spec.errors import ConfigError, DataError
 from spec.preparation import AspectBin, FeatureSeen, Inspection, Spread
 from spec.shards import Feature, Manifest, Shard, ShardView, path_of, read_shard
 from storage import file_path
-from storage.datasets import fetch_shards, local_manifest, read_manifest
+from storage.datasets import held_shards, local_manifest, read_manifest
 from storage.images import ImageProblem, decode_into, size_of
 from storage.index import open_index
+from storage.shard_files import in_place
 from storage.tar_shards import TarShards
 
 FETCHED_SHARDS = 8
@@ -147,21 +149,20 @@ class _Reader:
     def read(self, numbers: Sequence[int]) -> Iterator[_Picture | None]:
         """The samples; none for one that is damaged."""
         rows = self._rows
-        tars = TarShards([self.folder / shard.path for shard in self._shards])
-        fetched: set[int] = set()
-        for number in numbers:
-            place = bisect_right(self._firsts, number) - 1
-            if place not in fetched:
-                fetch_shards(self.uri, shards=[self._shards[place]], local=self.local)
-                fetched.add(place)
-            try:
-                if rows is None:
-                    yield self._raw(self._shards[place], number - self._firsts[place])
-                else:
-                    yield self._encoded(tars, rows[number])
-            except (DataError, ImageProblem):
-                yield None
-        tars.close()
+        places = [bisect_right(self._firsts, number) - 1 for number in numbers]
+        shards = [self._shards[place] for place in dict.fromkeys(places)]
+        with (
+            held_shards(self.uri, shards=shards, local=self.local),
+            closing(TarShards(in_place(self.folder / shard.path for shard in self._shards))) as tars,
+        ):
+            for number, place in zip(numbers, places, strict=True):
+                try:
+                    if rows is None:
+                        yield self._raw(self._shards[place], number - self._firsts[place])
+                    else:
+                        yield self._encoded(tars, rows[number])
+                except (DataError, ImageProblem):
+                    yield None
 
     def _encoded(self, tars: TarShards, row: np.void) -> _Picture:
         image, text = tars.read(row)
@@ -220,19 +221,20 @@ def _feature(feature: Feature, reader: _Reader) -> FeatureSeen:
     norms: list[float] = []
     looked = bad = 0
     width = int(np.prod(feature.shape))
-    for file in feature.files[:FETCHED_SHARDS]:
-        fetch_shards(reader.uri, shards=[file], local=reader.local)
-        path = reader.folder / file.path
-        if path.stat().st_size != file.samples * width * 4:
-            raise DataError(
-                f"the file has {path.stat().st_size} bytes, {file.samples} values need {file.samples * width * 4}",
-                where=str(path),
-            )
-        values = np.memmap(path, dtype="<f4", mode="r", shape=(file.samples, width))
-        chosen = np.array(values[:: max(1, file.samples // 256)])
-        finite = np.isfinite(chosen).all(axis=1)
-        looked, bad = looked + len(chosen), bad + int((~finite).sum())
-        norms += np.linalg.norm(chosen[finite], axis=1).tolist()
+    files = feature.files[:FETCHED_SHARDS]
+    with held_shards(reader.uri, shards=files, local=reader.local):
+        for file in files:
+            path = reader.folder / file.path
+            if path.stat().st_size != file.samples * width * 4:
+                raise DataError(
+                    f"the file has {path.stat().st_size} bytes, {file.samples} values need {file.samples * width * 4}",
+                    where=str(path),
+                )
+            values = np.memmap(path, dtype="<f4", mode="r", shape=(file.samples, width))
+            chosen = np.array(values[:: max(1, file.samples // 256)])
+            finite = np.isfinite(chosen).all(axis=1)
+            looked, bad = looked + len(chosen), bad + int((~finite).sum())
+            norms += np.linalg.norm(chosen[finite], axis=1).tolist()
     return FeatureSeen(
         name=feature.name,
         encoder=feature.encoder,

@@ -1,33 +1,35 @@
-"""Messages as ZeroMQ frames: a typed header, a typed body, then one raw frame per tensor.
+"""Messages as ZeroMQ frames: a head that says everything, then one raw frame per tensor if tensors are large.
 
-Frame 1 is a msgpack header whose first field is the protocol version; frame 2 is the msgpack body; the rest are the
-bytes of contiguous arrays, in the order of the header's table. Whatever arrives is checked before any array exists:
-number of frames, sizes, types, dtype from a fixed list, at most eight dimensions, and exactly as many bytes as the
-shape says. Nothing is ever unpickled, evaluated or imported by name.
+The first frame is one msgpack document: the protocol version, a typed header, the body of the method, and the bytes of
+small tensors one after the other, because each further frame costs more than a copy. Larger ones follow as the bytes of
+contiguous arrays, in the order of the header's table. Whatever arrives is checked before any array exists: number of
+frames, sizes, types, dtype from a fixed list, at most eight dimensions, and exactly as many bytes as the shape says.
+Nothing is ever unpickled, evaluated or imported by name.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 256 * 2**20
 """Of any frame. libzmq closes the connection of a peer that sends more, so both sides check before they send."""
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 5000
 """Of ZeroMQ's own heartbeat, on both sides: a connection that is silent for so long is closed."""
-MAX_HEADER_BYTES = 64 * 2**10
+INLINE_BYTES = 16 * 2**10
+"""Tensors that are smaller together lie in the first frame."""
 MAX_TENSORS = 16
 MAX_DIMENSIONS = 8
-MAX_RELEASED = 1024
+MAX_HEAD_BYTES = 64 * 2**10
+"""What a first frame holds at most beside its body."""
 FEATURE_ARENA = 1
 """This side and the other may see each other's memory: same machine."""
 
@@ -39,6 +41,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name).newbyteorder("<")
     for name in DtypeName.__args__  # pyright: ignore[reportUnknownMemberType]
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""To ask an array for the name of its dtype costs more than all else that is done with a small one."""
 
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -68,7 +72,7 @@ class Kind(IntEnum):
     MAPPED = 11
     """Answer to ARENA: credit 1 if it is mapped, 0 if tensors have to travel as frames."""
     RELEASE = 12
-    """Either side: these regions of your arena are read."""
+    """Either side, if it has nothing else to say: its envelope has the numbers of regions that are read."""
     CHALLENGE = 13
     """Replica of level `token`, in answer to an unsealed HELLO: greet again, sealed with a key made of this nonce."""
 
@@ -81,6 +85,8 @@ class Priority(IntEnum):
     PREFETCH = 1
     EVALUATION = 2
     BACKGROUND = 3
+
+    __hash__ = int.__hash__  # Enum's own is written in Python, and tables of classes are asked several times a request
 
 
 Code = Literal[
@@ -100,9 +106,8 @@ class TensorSpec(Struct, frozen=True, array_like=True):
 
 
 class Header(Struct, frozen=True, array_like=True, kw_only=True):
-    """First frame of every message. Fields are only ever appended, with defaults."""
+    """What a message is about. Fields are only ever appended, with defaults."""
 
-    version: int = VERSION
     kind: Kind
     request: _Count = 0
     attempt: _Count = 0
@@ -112,7 +117,7 @@ class Header(Struct, frozen=True, array_like=True, kw_only=True):
     deadline_ms: _Count = 0
     """Milliseconds that the caller goes on waiting, from the moment of sending."""
     credit: _Count = 0
-    """WELCOME, CREDIT: requests that may be unanswered at once."""
+    """WELCOME, CREDIT: requests that may be unanswered at once. MAPPED: see there."""
     identity: Annotated[str, Meta(max_length=128)] = ""
     """HELLO: the client's name, such as `east/rank-0`."""
     incarnation: _Count = 0
@@ -125,8 +130,6 @@ class Header(Struct, frozen=True, array_like=True, kw_only=True):
     """HELLO, WELCOME: what this side can do beyond the first version; see FEATURE_ARENA."""
     arena: Annotated[tuple[_Count, ...], Meta(max_length=5)] = ()
     """ARENA: process, descriptor, inode, size and nonce."""
-    released: Annotated[tuple[_Count, ...], Meta(max_length=MAX_RELEASED)] = ()
-    """RELEASE: numbers of regions."""
     credit_bytes: _Count = 0
     """WELCOME, CREDIT: bytes of requests that may be unanswered at once, beyond the first request; 0: any."""
     priority: Priority = Priority.BLOCKING
@@ -159,8 +162,17 @@ class _Peek(Struct, frozen=True, array_like=True):
     version: int
 
 
+class _Head(Struct, frozen=True, array_like=True):
+    """The first frame."""
+
+    version: int
+    header: Header
+    body: Raw
+    inline: memoryview = memoryview(b"")
+
+
 _peek = msgspec.msgpack.Decoder(_Peek)
-_header = msgspec.msgpack.Decoder(Header)
+_head = msgspec.msgpack.Decoder(_Head)
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _NOTHING = _encoder.encode(Nothing())
@@ -168,55 +180,63 @@ _NOTHING = _encoder.encode(Nothing())
 StructT = TypeVar("StructT", bound=Struct)
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(Struct, frozen=True):
     """One message as it arrived: header checked, tensors checked, body not yet decoded."""
 
     header: Header
-    body: Buffer
-    tensors: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    body: Raw
+    tensors: dict[str, np.ndarray] = {}
 
 
-def encode_tensors(tensors: Mapping[str, np.ndarray]) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
-    """The header's table and the raw frames. Raises FrameError for what cannot travel."""
+def encode_tensors(tensors: Mapping[str, np.ndarray]) -> tuple[tuple[TensorSpec, ...], list[Buffer]]:
+    """The header's table and the bytes: copies of small arrays, views of others. FrameError for what cannot travel."""
+    if not tensors:
+        return (), []
     if len(tensors) > MAX_TENSORS:
         raise FrameError(f"{len(tensors)} tensors in one message; at most {MAX_TENSORS} can travel together")
     specs: list[TensorSpec] = []
-    frames: list[memoryview] = []
+    raw: list[Buffer] = []
     for name, array in tensors.items():
         if not 1 <= len(name) <= 128:
             raise FrameError(f"tensor name of {len(name)} characters; 1 to 128 can travel")
-        wire = _DTYPES.get(array.dtype.name)
+        dtype = _NAMES.get(array.dtype) or array.dtype.name
+        wire = _DTYPES.get(dtype)
         if wire is None:
             raise FrameError(f"tensor {name!r} is {array.dtype}; only {', '.join(_DTYPES)} can travel")
         if array.ndim > MAX_DIMENSIONS:
             raise FrameError(f"tensor {name!r} has {array.ndim} dimensions; at most {MAX_DIMENSIONS} can travel")
         if array.nbytes > MAX_FRAME_BYTES:
             raise FrameError(f"tensor {name!r} is {array.nbytes} bytes; at most {MAX_FRAME_BYTES} travel in one frame")
-        specs.append(TensorSpec(name, array.dtype.name, array.shape))  # pyright: ignore[reportArgumentType]
-        flat = np.ascontiguousarray(array, dtype=wire).reshape(-1)
-        frames.append(flat.view(np.uint8).data)
-    return tuple(specs), frames
+        specs.append(TensorSpec(name, dtype, array.shape))  # pyright: ignore[reportArgumentType]
+        if array.nbytes < INLINE_BYTES:
+            raw.append(array.astype(wire, copy=False).tobytes())
+        else:
+            raw.append(np.ascontiguousarray(array, dtype=wire).reshape(-1).view(np.uint8).data)
+    return tuple(specs), raw
 
 
 def encode_body(body: Struct) -> bytes:
-    """Frame 2. Raises FrameError if it is too large to travel."""
+    """The body. Raises FrameError if it is too large to travel."""
     data = _encoder.encode(body)
-    if len(data) > MAX_FRAME_BYTES:
+    if len(data) > MAX_FRAME_BYTES - MAX_HEAD_BYTES:
         raise FrameError(f"message body is {len(data)} bytes; at most {MAX_FRAME_BYTES} travel in one frame")
     return data
 
 
 def pack(header: Header, body: bytes = _NOTHING, *, raw: Sequence[Buffer] = ()) -> list[Buffer]:
     """All frames of one message, from parts that are encoded already."""
-    return [_encoder.encode(header), body, *raw]
+    if not raw:
+        return [_encoder.encode((VERSION, header, Raw(body)))]
+    if sum(map(len, raw)) < INLINE_BYTES:
+        return [_encoder.encode((VERSION, header, Raw(body), b"".join(raw)))]
+    return [_encoder.encode((VERSION, header, Raw(body))), *raw]
 
 
-def request_bytes(body: Buffer, *, specs: Sequence[TensorSpec]) -> int:
+def request_bytes(body: Buffer | Raw, *, specs: Sequence[TensorSpec]) -> int:
     """What a request takes of the credit in bytes; both sides count it the same way."""
     if not specs:
         return len(body)
-    return len(body) + sum(math.prod(one.shape) * _DTYPES[one.dtype].itemsize for one in specs)
+    return len(body) + sum(map(_size, specs))
 
 
 def pack_error(*, request: int, code: Code, message: str, hint: str = "") -> list[Buffer]:
@@ -227,35 +247,68 @@ def pack_error(*, request: int, code: Code, message: str, hint: str = "") -> lis
 
 def unpack(frames: Sequence[Buffer]) -> Message:
     """Check and open one message. Raises FrameError, and nothing else, whatever the bytes are."""
-    if not 2 <= len(frames) <= 2 + MAX_TENSORS:
-        raise FrameError(f"{len(frames)} frames; a message has 2 to {2 + MAX_TENSORS}")
-    if len(frames[0]) > MAX_HEADER_BYTES:
-        raise FrameError(f"header of {len(frames[0])} bytes; at most {MAX_HEADER_BYTES}")
+    if not 1 <= len(frames) <= 1 + MAX_TENSORS:
+        raise FrameError(f"{len(frames)} frames; a message has 1 to {1 + MAX_TENSORS}")
     try:
-        version = _peek.decode(frames[0]).version
-        if version != VERSION:
-            raise VersionError(f"protocol version {version}; this side speaks {VERSION}")
-        header = _header.decode(frames[0])
+        head = _head.decode(frames[0])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"header: {error}") from error
-    if len(frames) != 2 + len(header.tensors):
-        raise FrameError(f"{len(header.tensors)} tensors announced, {len(frames) - 2} frames follow")
+        raise _unreadable(frames[0], error) from error
+    if head.version != VERSION:
+        raise VersionError(f"protocol version {head.version}; this side speaks {VERSION}")
+    specs, inline = head.header.tensors, head.inline
     tensors: dict[str, np.ndarray] = {}
-    for spec, frame in zip(header.tensors, frames[2:], strict=True):
-        wire = _DTYPES[spec.dtype]
-        # Python integers: the product of eight large dimensions must not wrap around to a small one.
-        if math.prod(spec.shape) * wire.itemsize != len(frame):
-            raise FrameError(f"tensor {spec.name!r}: shape {spec.shape} of {spec.dtype} is not {len(frame)} bytes")
-        if spec.name in tensors:
-            raise FrameError(f"tensor {spec.name!r} is there twice")
-        try:
-            tensors[spec.name] = np.frombuffer(frame, dtype=wire).reshape(spec.shape)
-        except ValueError as error:  # an empty array whose other dimensions numpy cannot hold
-            raise FrameError(f"tensor {spec.name!r}: {error}") from error
-    return Message(header, frames[1], tensors)
+    if len(frames) == 1:
+        begin = 0
+        for spec in specs:
+            end = begin + _size(spec)
+            if end > len(inline):
+                raise FrameError(f"tensors of {end} bytes and more announced, {len(inline)} bytes follow")
+            tensors[spec.name] = _array(spec, inline[begin:end])
+            begin = end
+        if begin != len(inline):
+            raise FrameError(f"tensors of {begin} bytes announced, {len(inline)} bytes follow")
+    elif len(frames) != 1 + len(specs) or len(inline):
+        raise FrameError(f"{len(specs)} tensors announced, {len(frames) - 1} frames and {len(inline)} bytes follow")
+    else:
+        for spec, frame in zip(specs, frames[1:], strict=True):
+            if _size(spec) != len(frame):
+                raise FrameError(f"tensor {spec.name!r}: shape {spec.shape} of {spec.dtype} is not {len(frame)} bytes")
+            tensors[spec.name] = _array(spec, frame)
+    if len(tensors) != len(specs):
+        raise FrameError(f"a tensor is there twice: {', '.join(spec.name for spec in specs)}")
+    return Message(head.header, head.body, tensors)
 
 
-def decode_body(body: Buffer, *, as_type: type[StructT]) -> StructT:
+def _unreadable(frame: Buffer, error: Exception) -> FrameError:
+    """Why the first frame is not one of ours: most often its version, which every version has in front."""
+    try:
+        version = _peek.decode(frame).version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        version = VERSION
+    if version != VERSION:
+        return VersionError(f"protocol version {version}; this side speaks {VERSION}")
+    return FrameError(f"head: {error}")
+
+
+def _size(spec: TensorSpec) -> int:
+    # Python integers: the product of eight large dimensions must not wrap around to a small one.
+    return math.prod(spec.shape) * _DTYPES[spec.dtype].itemsize
+
+
+def _array(spec: TensorSpec, buffer: Buffer) -> np.ndarray:
+    """A view of exactly as many bytes as it takes, or a copy if they are not aligned."""
+    wire = _DTYPES[spec.dtype]
+    try:
+        array = np.ndarray(spec.shape, wire, buffer)
+    except ValueError as error:  # an empty array whose other dimensions numpy cannot hold
+        raise FrameError(f"tensor {spec.name!r}: {error}") from error
+    if wire.itemsize > 1 and not array.flags.aligned:  # small ones lie wherever they happen to
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def decode_body(body: Buffer | Raw, *, as_type: type[StructT]) -> StructT:
     """The typed body. Raises FrameError if it does not fit the type."""
     decoder = _decoders.get(as_type)
     if decoder is None:

@@ -1,9 +1,10 @@
 """Security level `token`: each message proves that it comes from a process of the same run, as it was sent, and once.
 
-A sealed message begins with one more frame: a keyed hash over what follows except the tensors, whose checksum it
-covers, and a number that grows by one. The key is made of the run's secret, a nonce of each side and the direction, so
-nothing of another run, another connection or the other direction is accepted, and nothing twice. A replica answers an
-unsealed HELLO with a sealed CHALLENGE that holds its nonce; everything after that is sealed both ways.
+The first frame of a sealed message begins with a seal: a keyed hash over the rest of that frame, the sizes of the
+others (tensors) and their checksum, and a number that grows by one. The key is made of the run's secret, a nonce of
+each side and the direction, so nothing of another run, another connection or the other direction is accepted, and
+nothing twice. A replica answers an unsealed HELLO with a sealed CHALLENGE that holds its nonce; everything after that
+is sealed both ways.
 
 Tensors have a checksum only (crc32), and nothing is encrypted: this is for networks whose owner is trusted to carry
 bytes, not for the open internet. Tensors in shared memory are not looked at; they never leave the machine.
@@ -19,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from services.wire.arena import is_envelope
 from services.wire.frames import Buffer, FrameError, Header, Kind, pack, unpack
 from spec.sync_keys import SyncKeys
 
@@ -27,8 +27,6 @@ NONCE_BYTES = 16
 SEAL = 0xC2
 """First byte of a seal; a header never begins with it, for it is a list."""
 _FRAME = struct.Struct("<B3xIQ16s")
-_COVERED = struct.Struct("<IQII")
-_LENGTH = struct.Struct("<Q")
 _TAG_BYTES = 16
 _MOST_CHALLENGED = 4096
 _UNSEALED = "this replica serves the processes of its run only, and no token of that run came with the message"
@@ -50,7 +48,7 @@ class Seals:
     def __init__(self, secret: bytes, *, client: bytes, replica: bytes, is_client: bool) -> None:
         """`client` and `replica`: the nonces."""
         up, down = (blake2b(way + client + replica, key=secret, digest_size=32).digest() for way in (b"up", b"down"))
-        self._out, self._in = (up, down) if is_client else (down, up)
+        self._out, self._in = (_keyed(key) for key in ((up, down) if is_client else (down, up)))
         self._sent = self._received = 0
 
     def close(self, frames: Sequence[Buffer]) -> list[Buffer]:
@@ -58,14 +56,14 @@ class Seals:
         self._sent += 1
         checksum = _checksum(frames)
         tag = _tag(self._out, frames, number=self._sent, checksum=checksum)
-        return [_FRAME.pack(SEAL, checksum, self._sent, tag), *frames]
+        return [_FRAME.pack(SEAL, checksum, self._sent, tag) + bytes(frames[0]), *frames[1:]]
 
     def open(self, frames: Sequence[Buffer]) -> Sequence[Buffer]:
         """The message without its seal. FrameError unless it is the next one of the other side, unchanged."""
         if not is_sealed(frames):
             raise FrameError(_UNSEALED)
-        _, checksum, number, tag = _FRAME.unpack(frames[0])
-        inner = frames[1:]
+        _, checksum, number, tag = _FRAME.unpack_from(frames[0])
+        inner = _inner(frames)
         if not hmac.compare_digest(tag, _tag(self._in, inner, number=number, checksum=checksum)):
             raise FrameError("the seal does not fit the message: it is of another run, or was changed on its way")
         if number != self._received + 1:
@@ -124,7 +122,7 @@ def accept_challenge(secret: bytes, frames: Sequence[Buffer], *, nonce: bytes) -
     """The client's side of a connection, once the replica's challenge came. FrameError if it is none, or of another."""
     if not is_sealed(frames):
         raise FrameError("the replica does not prove that it is of this run")
-    header = unpack(frames[1:]).header
+    header = unpack(_inner(frames)).header
     if header.kind is not Kind.CHALLENGE or len(header.nonce) != NONCE_BYTES:
         raise FrameError(f"{header.kind.name} where a challenge is due")
     seals = Seals(secret, client=nonce, replica=header.nonce, is_client=True)
@@ -133,27 +131,28 @@ def accept_challenge(secret: bytes, frames: Sequence[Buffer], *, nonce: bytes) -
 
 
 def is_sealed(frames: Sequence[Buffer]) -> bool:
-    """Whether the first frame is a seal."""
-    return len(frames) > 0 and len(frames[0]) == _FRAME.size and frames[0][0] == SEAL
+    """Whether the first frame begins with a seal."""
+    return len(frames) > 0 and len(frames[0]) >= _FRAME.size and frames[0][0] == SEAL
 
 
-def _hashed(frames: Sequence[Buffer]) -> int:
-    """How many frames in front are hashed; the rest are tensors."""
-    return 3 if frames and is_envelope(frames[0]) else 2
+def _inner(frames: Sequence[Buffer]) -> list[Buffer]:
+    return [memoryview(frames[0])[_FRAME.size :], *frames[1:]]
 
 
 def _checksum(frames: Sequence[Buffer]) -> int:
+    """Of the tensors."""
     found = 0
-    for frame in frames[_hashed(frames) :]:
+    for frame in frames[1:]:
         found = zlib.crc32(frame, found)
     return found
 
 
-def _tag(key: bytes, frames: Sequence[Buffer], *, number: int, checksum: int) -> bytes:
-    hashed = _hashed(frames)
-    found = blake2b(_COVERED.pack(checksum, number, len(frames), hashed), key=key, digest_size=_TAG_BYTES)
-    for frame in frames:
-        found.update(_LENGTH.pack(len(frame)))
-    for frame in frames[:hashed]:
-        found.update(frame)
+def _keyed(key: bytes) -> blake2b:
+    return blake2b(key=key, digest_size=_TAG_BYTES)
+
+
+def _tag(keyed: blake2b, frames: Sequence[Buffer], *, number: int, checksum: int) -> bytes:
+    found = keyed.copy()
+    found.update(struct.pack(f"<QII{len(frames)}Q", number, checksum, len(frames), *map(len, frames)))
+    found.update(frames[0])
     return found.digest()

@@ -12,6 +12,7 @@ from gkr.cluster.connection import Connection
 from gkr.main import main
 from gkr.runs import FINAL, Run, find_run, read_state
 from gkr.watch.tail import EventTail
+from manifests.names import RAY_CONTAINER
 from spec.errors import EXIT_OK
 from spec.events import AttemptStarted, Event, StepMetrics, SyncMerged
 from spec.summary import Summary
@@ -85,9 +86,33 @@ class Look:
 
 def delete_pod(connection: Connection, *, run: Run, learner: str = "", role: str) -> str:
     """Take the first pod of a role away at once, as a lost machine would; its name. The syncer has no learner."""
+    name, namespace = _first_pod(connection, run=run, learner=learner, role=role)
+    connection.delete("Pod", name, namespace=namespace, grace_seconds=0)
+    return name
+
+
+def kill_process(connection: Connection, *, run: Run, role: str, command: str) -> str:
+    """SIGKILL for the one process of that name in the first pod of a role, which stays; the pod's name."""
+    name, namespace = _first_pod(connection, run=run, learner="", role=role)
+    done = connection.client.exec(
+        name, namespace=namespace, container=RAY_CONTAINER, command=["python", "-c", _KILL, command]
+    )
+    assert done.exit_code == 0, f"no process {command} in {name}"
+    return name
+
+
+_KILL = """
+import os, pathlib, signal, sys
+found = [int(one.parent.name) for one in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+         if one.read_bytes().startswith(sys.argv[1].encode())]
+assert len(found) == 1, found
+os.kill(found[0], signal.SIGKILL)
+"""
+"""In the pod's own process namespace."""
+
+
+def _first_pod(connection: Connection, *, run: Run, learner: str, role: str) -> tuple[str, str]:
     labels = {"gkr/run": run.name, "gkr/role": role} | ({"gkr/learner": learner} if learner else {})
     pods = connection.list("Pod", namespace="*", labels=labels)
     assert pods, f"no pod {labels}"
-    name, namespace = pods[0]["metadata"]["name"], pods[0]["metadata"]["namespace"]
-    connection.delete("Pod", name, namespace=namespace, grace_seconds=0)
-    return str(name)
+    return str(pods[0]["metadata"]["name"]), str(pods[0]["metadata"]["namespace"])

@@ -102,13 +102,18 @@ class _Simulation:
                 fragment_version=versions[fragment], epoch=1, members=[member], open_seconds=grace,
                 merge_seconds=merge, durable_seconds=durable, outer_gradient_norm=3.0 / (1 + number / 20),
                 momentum_cosine=0.4 + 0.1 * self.random.random(), share=1 / 3, samples_total=number * 640,
-                theta_sha256="a" * 64, bytes_in=1_900_000, final=number == len(self.flights),
+                theta_sha256="a" * 64, bytes_in=1_900_000,
             )  # fmt: skip
             self.say(
                 ev.Applied, at=at + LATENCY_SECONDS / 2, source=f"rank/{name}/0", learner=name,
                 round=versions[fragment], fragment=fragment, theta_sha256="b" * 64,
                 waited_seconds=at - arrival + LATENCY_SECONDS, verdict="merged",
             )  # fmt: skip
+        self.say(
+            ev.SyncLedger, at=merges[-1][0] + 1, source="syncer", round=len(merges),
+            merged={name: sum(one[2] == name for one in merges) * INNER_STEPS * BATCH for name in NAMES},
+            discarded=dict.fromkeys(NAMES, 0), final=True, model_sha256="a" * 64,
+        )  # fmt: skip
 
 
 def write_decoupled_run(folder: Path, *, fragments: int = 2, seconds: float = 80.0) -> Path:

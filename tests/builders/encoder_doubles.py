@@ -45,6 +45,7 @@ class EncoderDouble(Service):
         self.fingerprints = ["encoder-1"]
         """Taken in turn; the last one stays."""
         self.asked: list[int] = []
+        self.captions: set[str] = set()
         self.failed = 0
 
     def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
@@ -61,6 +62,7 @@ class EncoderDouble(Service):
 
     def _encode(self, captions: list[str]) -> Reply:
         self.asked.append(len(captions))
+        self.captions.update(captions)
         if len(captions) > self.most or any("huge" in caption for caption in captions):
             self.failed += 1
             raise MemoryError(f"out of memory on {len(captions)} captions")

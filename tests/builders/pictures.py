@@ -15,6 +15,7 @@ from PIL import Image
 
 from spec.shards import open_manifest, path_of
 from storage.index import open_index
+from storage.shard_files import in_place
 from storage.tar_shards import TarShards
 
 FORMS = ("JPEG", "PNG", "WEBP")
@@ -52,6 +53,21 @@ def image_folder(folder: Path, *, count: int) -> str:
     return folder.as_uri()
 
 
+SHAPES = ((40, 40), (60, 30), (30, 60), (48, 36), (36, 50))
+"""Width and height: squares, some twice as long as wide, and some between."""
+
+
+def photographs(folder: Path, *, count: int) -> str:
+    """JPEG files of several shapes, each with a caption and one of ten labels."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        width, height = SHAPES[number % len(SHAPES)]
+        path = folder / f"{number:04d}.jpg"
+        path.write_bytes(encoded(picture(number, width=width, height=height), "JPEG", quality=90))
+        path.with_suffix(".json").write_text(json.dumps({"caption": f"photograph {number}", "label": number % 10}))
+    return folder.as_uri()
+
+
 def image_tar(path: Path, *, numbers: range) -> None:
     """As WebDataset has it."""
     with tarfile.open(path, "w") as archive:
@@ -79,7 +95,7 @@ def read_tar_dataset(uri: str) -> list[tuple[bytes, dict[str, Any], tuple[int, i
     assert manifest.index is not None
     folder = path_of(uri).parent
     rows = open_index(folder / manifest.index.path, samples=manifest.index.samples)
-    shards = TarShards([folder / shard.path for shard in [*manifest.splits.train, *manifest.splits.test]])
+    shards = TarShards(in_place(folder / one.path for one in [*manifest.splits.train, *manifest.splits.test]))
     found = [(*shards.read(row), (int(row["width"]), int(row["height"]))) for row in rows]
     shards.close()
     return found

@@ -69,7 +69,7 @@ def planned(text: str, facts: Sequence[ClusterFacts], *, overrides: Sequence[str
 
 def portrait() -> Plan:
     """A3 Ultra and A3 Mega in two regions, a service with a GPU, a shared one, code, secrets, caller's variables."""
-    judge = SharedService(kind="evaluate", endpoints=["tcp://judge.services.svc:7500"])
+    judge = SharedService(kind="evaluate", endpoints=["tcp://judge.services.svc:7500"], secret="gkr-services")
     east = gke("us-east5", pools={"a3-ultra": 16, "n2-standard-32": 8}, host="10.64.0.7", services={"judge": judge})
     central = gke("us-central1", pools={"a3-mega": 16, "n2-standard-32": 8}, host="10.72.0.7", service_account="")
     return planned(shipped("portrait-2b").text, [east, central])

@@ -28,6 +28,7 @@ SHARED: dict[str, SharedServices] = {
         head_cores=8.0,
         head_memory=32 * GIB,
         head_state=HeadState(address="10.0.0.3:6379", password_secret="redis"),
+        token_secret="gkr-services",
     ),
     "bed": SharedServices(
         cluster=BED.name,

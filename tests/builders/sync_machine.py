@@ -97,9 +97,12 @@ class Shell:
                 self.beat(learner, step_seconds=step_seconds)
             self.do(Tick(now=self.now))
 
-    def beat(self, learner: str, *, step_seconds: float = 0.0) -> None:
+    def beat(self, learner: str, *, step_seconds: float = 0.0, kept: int | None = None) -> None:
         generation = self.state.members[learner].generation
-        self.do(Heartbeat(now=self.now, learner=learner, generation=generation, step_seconds=step_seconds))
+        event = Heartbeat(
+            now=self.now, learner=learner, generation=generation, step_seconds=step_seconds, kept=kept
+        )  # fmt: skip
+        self.do(event)
 
     @property
     def stage(self) -> str:

@@ -344,7 +344,10 @@ class _Writer:
             final=number == self.rounds,
         )
         counts = dict.fromkeys(ends, number * INNER_STEPS * BATCH)
-        self.say(ev.SyncLedger, at=done, source="syncer", round=number, merged=counts, discarded=dict.fromkeys(ends, 0))
+        self.say(
+            ev.SyncLedger, at=done, source="syncer", round=number, merged=counts, discarded=dict.fromkeys(ends, 0),
+            final=number == self.rounds, model_sha256=theta,
+        )  # fmt: skip
         after: dict[str, float] = {}
         for name, end in ends.items():
             apply, waited = 0.03 + self.random.random() * 0.02, done + 0.01 - end - snapshot

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 
 from spec import events as ev
 from spec.events import Event, read_events
-from spec.plan import LearnerPlan, NodePlan, Plan, SyncerPlan
+from spec.plan import LearnerPlan, Plan, SyncerPlan
 from spec.sync import SyncConfig
 from spec.train import TrainConfig
 from tests.builders.object_store import free_port
 from tests.builders.sync_world import ROOT, wait_until
-from training.context import RuntimeContext
+from tools.fleet import place_learner, rank_contexts, start_syncer
 from training.progress import read_page
 
 DEADLINE = 150.0
@@ -136,48 +136,32 @@ class TrainerRun:
         (folder / "plan.json").write_text(self.plan.write_json())
 
     def _learner(self, name: str, ranks: int) -> LearnerPlan:
-        node = NodePlan(name="n0", group="trainer", machine="cpu", ranks=ranks, cpu=1, memory=2**30, shm=2**20)
-        return LearnerPlan(
-            name=name, cluster="c", region="r", gpu=None, nodes=[node], world_size=ranks,
-            data_manifest=f"{self.uri}/data/digits/manifest.json", checkpoints=f"{self.uri}/run/checkpoints/{name}",
-            run_uri=f"{self.uri}/run",
-        )  # fmt: skip
+        data = f"{self.uri}/data/digits/manifest.json"
+        checkpoints = f"{self.uri}/run/checkpoints/{name}"
+        return place_learner(name, ranks=ranks, data=data, checkpoints=checkpoints, run_uri=f"{self.uri}/run")
 
     def syncer(
         self, *, until_final: bool = True, program: Sequence[str] = ("-m", "training.sync.server")
     ) -> subprocess.Popen[bytes]:
         """Start it, on the run's ports. `program`: what Python runs, if it is not the server itself."""
-        paths = {
-            "--plan": self.folder / "plan.json",
-            "--events": self.folder / "events.jsonl",
-            "--endpoints": self.folder / "syncer.json",
-            "--control-port": self.ports[0],
-            "--bulk-port": self.ports[1],
-        }
-        words = [*(str(one) for pair in paths.items() for one in pair), *["--until-final"] * until_final]
-        with (self.folder / "syncer.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *program, *words], cwd=ROOT, stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
-        self.syncers.append(process)
-        return process
+        endpoints = self.folder / "syncer.json"
+        self.syncers.append(start_syncer(self.folder, endpoints=endpoints, until_final=until_final, program=program))
+        return self.syncers[-1]
 
     def ranks(self, learner: str) -> list[Rank]:
         """Start a new attempt of a learner."""
         self.attempts[learner] = attempt = self.attempts[learner] + 1
-        node_dir, port = self.node_dir(learner), free_port()
+        node_dir = self.node_dir(learner)
         node_dir.mkdir()
+        control, bulk = (f"127.0.0.1:{port}" for port in self.ports)
+        contexts = rank_contexts(
+            self.folder / "plan.json", self.plan.learner(learner), node_dir=node_dir, attempt=attempt,
+            control=control, bulk=bulk, position=self.ended_at[learner],
+        )  # fmt: skip
         started: list[Rank] = []
-        for rank in range(self.worlds[learner]):
-            context = RuntimeContext(
-                plan=str(self.folder / "plan.json"), learner=learner, node="n0", node_dir=str(node_dir), rank=rank,
-                local_rank=rank, world_size=self.worlds[learner], attempt=attempt, epoch=attempt,
-                master_addr="127.0.0.1", master_port=port, syncer_control=f"127.0.0.1:{self.ports[0]}",
-                syncer_bulk=f"127.0.0.1:{self.ports[1]}", last_position=self.ended_at[learner],
-            )  # fmt: skip
+        for context in contexts:
             environment = {**context.to_environment(), "GKR_RUN_DIR": str(node_dir)}
-            name = f"{learner}-{attempt}-{rank}"
+            name = f"{learner}-{attempt}-{context.rank}"
             job = f"{self.folder}/{name}"
             started.append(self.zygote.spawn(job, environment=environment, log=self.folder / f"{name}.log"))
         self.started += started

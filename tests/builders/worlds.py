@@ -99,7 +99,9 @@ def run_steps(
     own = slice(edges[rank], edges[rank + 1])
     for step in range(first, first + count):
         batch = make_batch(step, own=own, config=config)
-        done = train_step(network, optimizer=optimizer, ema=ema, batch=batch, config=config, learning_rate=5e-3)
+        done = train_step(
+            network, optimizer=optimizer, ema=ema, batch=batch, config=config, learning_rate=5e-3, samples=config.batch
+        )
         assert done.applied
         results.append((done.loss, done.gradient_norm))
     return results
@@ -156,6 +158,29 @@ def steps(folder: Path, *, worlds: list[str], count: int, **train: Any) -> None:
             return {"results": results, "primary": is_primary_replica(mesh), **held(network, **vectors)}
 
         fork_world(label, world_size, folder, work)
+
+
+def apart(folder: Path) -> None:
+    """Three ranks of which the last works on another batch than the others: what each says, and if it changed."""
+
+    def work(rank: int) -> Any:
+        from spec.errors import DataError
+        from training.parallel import gather_local
+        from training.step import train_step
+
+        _, network, optimizer, ema, config = make_learner(3)
+        batch = make_batch(0, own=slice(4 * rank, 4 * rank + 4), config=config)
+        begin = gather_local(network)
+        try:
+            train_step(
+                network, optimizer=optimizer, ema=ema, batch=batch, config=config, learning_rate=5e-3,
+                samples=config.batch, mark=2**40 - 1 - (rank == 2),
+            )  # fmt: skip
+        except DataError as error:
+            return {"said": error.message, "changed": not gather_local(network).equal(begin)}
+        return {"said": "nothing"}
+
+    fork_world("3", 3, folder, work)
 
 
 def held(network: Any, **vectors: Any) -> dict[str, Any]:
@@ -350,5 +375,7 @@ def exchange(
 
 
 if __name__ == "__main__":
-    SCENARIOS: dict[str, Callable[..., None]] = {"steps": steps, "checkpoints": checkpoints, "exchanges": exchanges}
+    SCENARIOS: dict[str, Callable[..., None]] = {
+        "steps": steps, "apart": apart, "checkpoints": checkpoints, "exchanges": exchanges
+    }  # fmt: skip
     SCENARIOS[sys.argv[1]](Path(sys.argv[2]), **json.loads(sys.argv[3]))

@@ -12,13 +12,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from gkr.cluster.connection import Connection, connect
-from gkr.cluster.registry import read_registry
+from gkr.cluster.connection import Connection
 from gkr.main import main
 from gkr.runs import FINAL, read_state
 from gkr.syncing.asking import look as look_at_sync
@@ -26,7 +24,6 @@ from spec.errors import EXIT_OK
 from spec.names import LONGEST_NAME
 from spec.summary import Summary
 from tests.builders.cluster_experiments import Look, delete_pod, launch
-from tools.bed.holder import holder
 from tools.bed.layout import bed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,25 +47,6 @@ def _bed(*arguments: str) -> str:
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for runs and for the list of clusters, with the bed added."""
-    if holder(bed(0)) is None:
-        pytest.skip("the bed is not up: make cluster")
-    monkeypatch.setenv("GKR_CONFIG", f"{tmp_path / 'gkr'}")
-    monkeypatch.setenv("GKR_RUNS", f"{tmp_path / 'runs'}")
-    monkeypatch.chdir(tmp_path)
-    assert main(["clusters", "add", "bed", "--kubeconfig", f"{bed(0).kubeconfig}"]) == EXIT_OK
-    return tmp_path
-
-
-@pytest.fixture
-def connection(place: Path) -> Iterator[Connection]:
-    del place
-    with closing(connect(read_registry().entries["bed"])) as found:
-        yield found
 
 
 @pytest.fixture

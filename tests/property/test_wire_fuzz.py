@@ -7,139 +7,26 @@ import pickle
 import resource
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
-import numpy as np
 import pytest
 
 from services.reception import MAX_VIOLATIONS, Reception
-from services.wire.arena import ArenaError, Place, pack_envelope, unpack_envelope
-from services.wire.frames import (
-    MAX_TENSORS,
-    Buffer,
-    FrameError,
-    Header,
-    Kind,
-    Priority,
-    encode_body,
-    encode_tensors,
-    pack,
-    pack_error,
-    unpack,
-)
-from services.wire.seal import Gate, Seals, new_nonce
-from tests.builders.echo import Echo, EchoArgs
+from services.wire.frames import Header, Kind, pack, unpack
+from tests.builders.hostile_frames import METHODS, TAKES, good_messages, mutated
 
 INPUTS = int(os.environ.get("GKR_CHAOS_STEPS", "10000"))
 """`make chaos` takes a million."""
 MIB = 2**20
-_METHODS = {method.name: method for method in Echo.methods}
-
-Frames = list[bytes]
-
-
-def good_messages() -> list[Frames]:
-    """One of each kind of message, with everything in it that a header can hold."""
-    specs, raw = encode_tensors(
-        {"x": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.zeros((0, 5), np.uint8), "z": np.array(7)}
-    )
-    body = encode_body(EchoArgs(text="some text", cost=2, key="key"))
-    request = Header(kind=Kind.REQUEST, request=7, method="echo", tensors=specs, priority=Priority.PREFETCH)
-    messages: list[list[Buffer]] = [
-        pack(Header(kind=Kind.HELLO, identity="rank-0", incarnation=3, service="echo", expected=1, nonce=b"n" * 16)),
-        pack(Header(kind=Kind.WELCOME, credit=8, credit_bytes=2**26, incarnation=3, service="echo", features=1)),
-        pack(request, body, raw=raw),
-        pack(Header(kind=Kind.REPLY, request=7, tensors=specs), body, raw=raw),
-        pack_error(request=3, code="refused", message="no", hint="yes"),
-        pack(Header(kind=Kind.CANCEL, request=7)),
-        pack(Header(kind=Kind.ARENA, arena=(1, 2, 3, 2**28, 5))),
-        pack(Header(kind=Kind.RELEASE, released=(1, 2, 3))),
-        [pack_envelope([Place(1, 128, 48), Place(2, 256, 0)]), *pack(request, body)],
-    ]
-    return [[bytes(frame) for frame in message] for message in messages]
-
-
-def mutated(random: Random, messages: Sequence[Frames]) -> Frames:
-    """One message after a few changes: of bytes, lengths and frames."""
-    frames = list(random.choice(messages))
-    for _ in range(random.randint(1, 4)):
-        if not frames:
-            break
-        at = random.randrange(len(frames))
-        frame = frames[at]
-        place = random.randrange(len(frame) + 1)
-        number = random.choice((0, 1, 0x7F, 0x80, 0xC1, 0xC2, 0xC4, 0xDC, 0xDD, 0xDF, 0xFF, random.randrange(256)))
-        some = bytes([number] * random.choice((1, 1, 4, 9)))
-        match random.randrange(7):
-            case 0:
-                frames[at] = frame[:place] + some + frame[place + len(some) :]
-            case 1:
-                frames[at] = frame[:place] + some + frame[place:]
-            case 2:
-                frames[at] = frame[:place]
-            case 3:
-                frames[at] = frame[:place] + random.choice(random.choice(messages))[place:]
-            case 4:
-                del frames[at]
-            case 5:
-                frames.insert(at, frame)
-            case _:
-                frames[at] = frame * random.choice((2, 100))
-    return frames
-
-
-def _unpacks(frames: Frames) -> str:
-    try:
-        unpack(frames)
-    except FrameError:
-        return "refused"
-    return "read"
-
-
-def _receives(frames: Frames) -> str:
-    here = Reception(_METHODS, service="echo", incarnation=1, grant=4, grant_bytes=1000, budget_bytes=4000, max_batch=4)
-    here.receive(b"route", pack(Header(kind=Kind.HELLO, identity="rank-0", incarnation=3, service="echo")), now=0)
-    for _ in range(MAX_VIOLATIONS + 1):
-        here.receive(b"route", frames, now=0)
-    here.next_batch(0)
-    for _, answer in here.outbox:
-        unpack(answer)  # what is answered is well formed
-    return "refused" if here.stats().violations else "read"
-
-
-def _opens(frames: Frames) -> str:
-    gate = Gate(b"s" * 32, is_connected=lambda _: True)
-    try:
-        opened = gate.open(b"route", frames)
-    except FrameError:
-        return "refused"
-    if opened is None:
-        gate.challenge(b"route", frames)
-    return "read"
-
-
-def _unseals(frames: Frames) -> str:
-    seals = Seals(b"s" * 32, client=new_nonce(), replica=new_nonce(), is_client=True)
-    with pytest.raises(FrameError):
-        seals.open(frames)
-    return "refused"
-
-
-def _maps(frames: Frames) -> str:
-    try:
-        unpack_envelope(frames[0] if frames else b"", most=MAX_TENSORS)
-    except ArenaError:
-        return "refused"
-    return "read"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + INPUTS // 500)
-@pytest.mark.parametrize(("take", "both"), [(_unpacks, 1), (_receives, 1), (_opens, 1), (_unseals, 0), (_maps, 1)])
-def test_no_bytes_do_more_than_be_refused(take: Callable[[Frames], str], both: int) -> None:
+@pytest.mark.parametrize("name", TAKES)
+def test_no_bytes_do_more_than_be_refused(name: str) -> None:
     """Slow because there are many. S7: no crash, no import, no memory beyond what arrived; a failure names its seed."""
-    messages = good_messages()
+    take, messages = TAKES[name], good_messages()
     modules, before = set(sys.modules), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen: Counter[str] = Counter()
     for seed in range(INPUTS):
@@ -152,7 +39,7 @@ def test_no_bytes_do_more_than_be_refused(take: Callable[[Frames], str], both: i
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 64 * MIB
     assert seen["refused"] > INPUTS // 10
     # The changes are small enough to reach what lies behind the checks.
-    assert seen["read"] >= both * INPUTS // 200, seen
+    assert name == "unseals" or seen["read"] >= INPUTS // 400, seen
 
 
 class _Bomb:
@@ -164,7 +51,7 @@ def test_report_19_a_crafted_pickle_is_refused_at_the_header_and_never_evaluated
     """https://github.com/sgl-project/sglang/issues/24618: an open TCP socket that unpickles is remote execution. Here:
     an error, a counter, and after three of them nobody listens to the connection."""
     bomb = pickle.dumps(_Bomb())
-    here = Reception(_METHODS, service="echo", incarnation=1, grant=4, max_batch=4)
+    here = Reception(METHODS, service="echo", incarnation=1, grant=4, max_batch=4)
     for frames in ([bomb], [bomb, bomb], [b"", bomb, bomb], pack(Header(kind=Kind.HELLO, identity="x"), bomb)):
         here.receive(b"thief", frames, now=0)
     stats = here.stats()

@@ -20,7 +20,7 @@ from spec.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, GkrError, 
 from spec.events import read_events
 from spec.plan import Plan
 from spec.shards import Split, open_manifest, read_shard
-from storage.datasets import fetch_shards, local_manifest, verify_file
+from storage.datasets import held_shards, local_manifest, verify_file
 from training.data.proof import Proof, prove
 from training.data.work import Delivery, Order, mixture_of, plan_work
 
@@ -47,13 +47,15 @@ def audit(manifest_uri: str, *, shards: int | None = None, cache: Path | None = 
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
         for shard in manifest.shards(split)[:shards]:
-            fetch_shards(manifest_uri, shards=[shard], local=local)
             read, size = read + 1, size + shard.bytes
             if manifest.format == "tar":  # an id is a row of the index, so none can be there twice
-                verify_file(shard, local=local)
+                with held_shards(manifest_uri, shards=[shard], local=local):
+                    verify_file(shard, local=local)
                 samples += shard.samples
                 continue
-            for sample in read_shard(shard, uri=local, manifest=manifest):
+            with held_shards(manifest_uri, shards=[shard], local=local):
+                view = read_shard(shard, uri=local, manifest=manifest)
+            for sample in view:
                 if sample.id in seen:
                     raise DataError(
                         f"sample {sample.id} is in {seen[sample.id]} and again in {shard.path}",
@@ -79,7 +81,14 @@ def audit_run(folder: Path, *, cache: Path | None = None) -> list[Proof]:
     proofs: list[Proof] = []
     for learner in plan.learners:
         manifests = [learner.data_manifest, *learner.data_more]
-        order = Order(manifests, plan.train.seed, learner.name, plan.train.batch, mixture=mixture_of(learner))
+        order = Order(
+            manifests,
+            plan.train.seed,
+            learner.name,
+            plan.train.batch,
+            mixture=mixture_of(learner),
+            buckets=plan.buckets,
+        )
         planned = plan_work(order, delivery=Delivery(plan.train.model), world_size=learner.world_size, cache=cache)
         proofs.append(prove(events, learner=learner.name, plan=planned.plan, batch=plan.train.batch))
     return proofs

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data.plan import Refs
+from training.data.tickets import Ticket
 
 _ALIGN = 64
 
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """Samples of one rank for one step; b is the batch of the learner over its world size.
+    """Samples of one rank for one step; b is its share of the learner's batch. Batches may differ in b, H and W.
 
     Of `images` and `text` the one that the model is not for has no elements, and noise has those of the images. All
     arrays are views of one piece of memory, which is used again when the last of them is gone.
@@ -36,6 +37,8 @@ class LocalBatch:
     labels: NDArray[np.int64]
     """[b]."""
     captions: list[str]
+    embeddings: NDArray[np.float32]
+    """[b, width] of the captions, if the dataset has them and the model needs them; else [b, 0]."""
     noise: NDArray[np.float32]
     """[b, C, H, W], standard normal. From a loader of plain pixels: no elements."""
     time: NDArray[np.float32]
@@ -46,6 +49,10 @@ class LocalBatch:
     """Sample numbers in the dataset's source, or rows of its index."""
     refs: Refs
     """[b]: what these samples are in the plan; one that was replaced has the sample that took its place."""
+    whole: int
+    """Samples of the learner's batch."""
+    mark: int
+    """Of the learner's batch: equal on all ranks, or they do not work on the same (`training.data.plan.Batch`)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Form:
     """A sample is height x width x channels bytes of text."""
     is_plain: bool = False
     """Images are uint8 with channels last, and there is no noise."""
+    embedding: int = 0
+    """Features of a caption's embedding that was computed ahead."""
 
     @property
     def bytes(self) -> int:
@@ -82,6 +91,7 @@ class Form:
             ("images", np.uint8 if self.is_plain else np.float32, images),
             ("noise", np.float32, none if self.is_plain else planes),
             ("text", np.uint8, text),
+            ("embeddings", np.float32, (b, self.embedding)),
             ("time", np.float32, (b,)),
             ("drop", np.bool_, (b,)),
             *((name, np.int64, (b,)) for name in ("labels", "ids", "source", "sample", "epoch")),
@@ -93,14 +103,16 @@ class Form:
         return placed, at
 
 
-def make_batch(arrays: Mapping[str, NDArray[Any]], *, position: int, captions: Sequence[str]) -> LocalBatch:
-    """The batch whose arrays (of `Form.arrays`) these are."""
-    names = ("images", "text", "labels", "noise", "time", "drop")
+def make_batch(arrays: Mapping[str, NDArray[Any]], *, ticket: Ticket, captions: Sequence[str]) -> LocalBatch:
+    """The batch of a ticket whose arrays (of `Form.arrays`) these are."""
+    names = ("images", "text", "labels", "embeddings", "noise", "time", "drop")
     return LocalBatch(
-        position=position,
+        position=ticket.position,
         captions=list(captions),
         ids=arrays["ids"].tolist(),
         refs=Refs(arrays["source"], arrays["sample"], arrays["epoch"]),
+        whole=ticket.whole,
+        mark=ticket.mark,
         **{name: arrays[name] for name in names},
     )
 

@@ -1,6 +1,6 @@
-"""Sizes that images are brought to, and which size an image belongs to.
+"""Which size an image belongs to (the sizes themselves: `spec.buckets`).
 
-A bucket is one (width, height). An image goes to the bucket whose aspect ratio is nearest to its own, measured as the
+An image goes to the bucket whose aspect ratio is nearest to its own, measured as the
 distance of logarithms, so that twice as wide and twice as high are equally far; ties go to the earlier bucket. Buckets
 that too few samples belong to are joined with their nearest neighbour before a run begins: a rare shape is cropped a
 little more, never dropped. numpy only: loader workers import this module.
@@ -9,55 +9,13 @@ little more, never dropped. numpy only: loader workers import this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spec.buckets import Bucket
+
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """One size, and how many samples of it make a batch of the learner."""
-
-    width: int
-    height: int
-    batch: int
-
-    @property
-    def aspect(self) -> float:
-        """Width over height."""
-        return self.width / self.height
-
-
-def make_sizes(area: int, *, step: int, most_aspect: float) -> list[tuple[int, int]]:
-    """All (width, height) in multiples of `step` with at most `area` pixels, each as large as fits, narrowest first.
-
-    `most_aspect`: longest allowed ratio of the sides. Raises ValueError if nothing fits.
-    """
-    if step < 1 or area < step * step or most_aspect < 1:
-        raise ValueError(f"no size in multiples of {step} has at most {area} pixels and an aspect up to {most_aspect}")
-
-    def fits(width: int, height: int) -> bool:
-        return width * height <= area and max(width / height, height / width) <= most_aspect
-
-    found: list[tuple[int, int]] = []
-    for width in range(step, int(area / step) + 1, step):
-        height = int(min(area // width, width * most_aspect)) // step * step
-        if height and fits(width, height) and not fits(width + step, height):
-            found.append((width, height))
-    if not found:
-        raise ValueError(f"no size in multiples of {step} has at most {area} pixels and an aspect up to {most_aspect}")
-    return found
-
-
-def equal_cost(sizes: Sequence[tuple[int, int]], *, pixels: int, multiple: int = 1) -> list[Bucket]:
-    """Buckets whose batches have about `pixels` pixels each, in multiples of `multiple` samples and at least that."""
-    return [
-        Bucket(width, height, max(multiple, int(pixels / (width * height)) // multiple * multiple))
-        for width, height in sizes
-    ]
 
 
 def assign(

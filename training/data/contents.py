@@ -8,6 +8,7 @@ opened, so damage in it is always an error. numpy and Pillow only: loader worker
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from spec.shard_bytes import Shape
 from storage.images import ImageProblem, decode_into
 from storage.index import open_index
+from storage.shard_files import Origin, ShardFile, ShardFiles
 from storage.tar_shards import DamagedError, TarShards
+from training.data.features import Stored, StoredRows
 from training.data.plan import Source
-from training.data.reader import ShardFile, SplitReader
+from training.data.reader import SplitReader
 
 
 class Unusable(Exception):  # noqa: N818 - a property of the data, not a failure of ours
@@ -46,6 +49,8 @@ class Known(NamedTuple):
     id: int
     label: int
     caption: str
+    embedding: NDArray[np.float32] | None = None
+    """Of the caption, if it was computed ahead and is wanted."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,10 @@ class SourceFiles:
     """Where in the index the split begins."""
     buckets: str = ""
     """Path of the table that gives each sample its bucket, one byte each."""
+    origin: Origin | None = None
+    """Where shards come from that are not on this machine."""
+    embeddings: Stored | None = None
+    """Of captions, computed ahead."""
 
     def source(self) -> Source:
         """As the plan sees it."""
@@ -81,6 +90,10 @@ class Contents(Protocol):
 
     def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
         """Write sample number `sample` into `out` [height, width, channels]."""
+        ...
+
+    def expect(self, samples: Iterable[int]) -> None:
+        """Told which samples will be asked for next: what has to come from afar comes at once."""
         ...
 
     def close(self) -> None:
@@ -108,12 +121,15 @@ class RawContents:
     """Pixels or text of one size, as they are: `look` is not asked."""
 
     def __init__(self, files: SourceFiles) -> None:
-        self._reader = SplitReader(files.shards, shape=files.shape)
+        self._reader = SplitReader(ShardFiles(files.shards, origin=files.origin), shape=files.shape)
 
     def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
         found = self._reader[sample]
         out[...] = np.frombuffer(found.pixels, dtype=np.uint8).reshape(out.shape)
         return Known(found.id, found.label, found.caption)
+
+    def expect(self, samples: Iterable[int]) -> None:
+        self._reader.expect(samples)
 
     def close(self) -> None:
         self._reader.close()
@@ -125,7 +141,8 @@ class TarContents:
     def __init__(self, files: SourceFiles) -> None:
         self._first = files.first_row
         self._rows = open_index(Path(files.index), samples=files.index_samples)
-        self._shards = TarShards([Path(shard.path) for shard in files.shards])
+        self._shards = TarShards(ShardFiles(files.shards, origin=files.origin))
+        self._embeddings = StoredRows(files.embeddings, origin=files.origin) if files.embeddings else None
 
     def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
         row = self._first + sample
@@ -138,10 +155,21 @@ class TarContents:
             raise Unusable(problem.reason) from problem
         if look.mirrored:
             out[...] = out[:, ::-1].copy()
-        return Known(row, _label(text), str(text.get("caption") or ""))
+        embedding = self._embeddings.read(row) if self._embeddings else None
+        if embedding is not None and not np.isfinite(embedding).all():
+            raise Unusable("embedding")
+        return Known(row, _label(text), str(text.get("caption") or ""), embedding)
+
+    def expect(self, samples: Iterable[int]) -> None:
+        rows = [self._first + sample for sample in samples]
+        self._shards.expect(self._rows[row] for row in rows)
+        if self._embeddings:
+            self._embeddings.expect(rows)
 
     def close(self) -> None:
         self._shards.close()
+        if self._embeddings:
+            self._embeddings.close()
 
 
 def _label(text: dict[str, Any]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -10,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spec.buckets import Bucket
 from spec.errors import DataError
 from spec.shards import Sample, open_manifest, read_samples
 from storage.datasets import local_manifest, read_manifest
 from training.data.batch import to_unit
-from training.data.contents import fill_usable, open_contents
-from training.data.work import open_source
+from training.data.contents import Known, Look, Unusable, fill_usable, open_contents
+from training.data.work import codes_of, open_source
 
 
 class HeldOut(NamedTuple):
@@ -61,6 +64,42 @@ def held_out(
     )
 
 
+class Group(NamedTuple):
+    """Held-out samples of one size."""
+
+    places: NDArray[np.int64]
+    """[n]: where each stands among all that were asked for."""
+    samples: HeldOut
+
+
+def held_out_by_size(
+    manifest_uri: str, *, count: int, buckets: Sequence[Bucket], joined: NDArray[np.integer], channels: int,
+    cache: Path | None = None,
+) -> list[Group]:  # fmt: skip
+    """The first samples of the test split that can be used, at most `count`, each in the size of its bucket, its middle
+    shown.
+
+    `joined`: which bucket each bucket's samples go to (`training.data.buckets.join_rare`).
+    """
+    _, files = open_source(manifest_uri, split="test", cache=cache)
+    codes, found = joined[codes_of(files, buckets)].tolist(), 0
+    groups: dict[int, list[tuple[int, NDArray[np.uint8], Known]]] = defaultdict(list)
+    with closing(open_contents(files)) as contents:
+        for number in range(files.samples):
+            if found == count:
+                break
+            bucket = buckets[codes[number]]
+            pixels = np.empty((bucket.height, bucket.width, channels), dtype=np.uint8)
+            with suppress(Unusable):
+                groups[codes[number]].append((found, pixels, contents.fill(pixels, number, look=Look())))
+                found += 1
+    return [
+        Group(np.array([place for place, _, _ in group]), _as_held_out(np.stack([one for _, one, _ in group]),
+              [known for _, _, known in group]))
+        for _, group in sorted(groups.items())
+    ]  # fmt: skip
+
+
 def held_out_text(manifest_uri: str, *, count: int, cache: Path | None = None) -> NDArray[np.uint8]:
     """The bytes of `count` samples of text, [count, T]; `cache` as for `held_out`."""
     local = local_manifest(manifest_uri, cache=cache, splits=("test",))
@@ -85,6 +124,11 @@ def _decoded(manifest_uri: str, *, count: int, start: int, cache: Path | None, s
         known = fill_usable(contents, pixels, samples=range(start, files.samples))
     if len(known) < count:
         raise _too_few(manifest_uri, start=start, count=count, have=start + len(known))
+    return _as_held_out(pixels, known)
+
+
+def _as_held_out(pixels: NDArray[np.uint8], known: Sequence[Known]) -> HeldOut:
+    """Of pixels [n, H, W, C]."""
     return HeldOut(
         images=to_unit(pixels.transpose(0, 3, 1, 2)),
         labels=np.array([one.label for one in known], dtype=np.int64),

@@ -18,23 +18,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from spec.errors import DataError, GkrError
+from spec.buckets import Bucket
+from spec.errors import DataError, GkrError, UnreachableError
 from spec.shards import Split
 from spec.train import AnyModelConfig
+from storage.cache import Cache
 from training.data.arena import LEAST_BYTES, Arena
 from training.data.batch import LocalBatch, make_batch
-from training.data.buckets import Bucket
+from training.data.fill import Filler
 from training.data.mixture import Segment
 from training.data.plan import Start, rank_slice
 from training.data.pool import Result, WorkerProcess
 from training.data.quarantine import Bad, Limits, Quarantine
 from training.data.stragglers import Stragglers
-from training.data.tickets import ERROR, NO_SLOT, Ticket, as_records
+from training.data.tickets import ERROR, LATER, NO_SLOT, Ticket, as_records
 from training.data.work import Delivery, Order, check_shape, plan_work
 from training.data.worker import Preparer, TimeDistribution
 from training.preflight.collect import memory
@@ -75,6 +77,8 @@ class _Death:
 class _Done(NamedTuple):
     batch: LocalBatch
     bad: list[Bad]
+    first: int
+    """Position of the first sample."""
 
 
 class Loader:
@@ -103,17 +107,23 @@ class Loader:
         crop: bool = True,
         flip: bool = False,
         limits: Limits | None = None,
+        node_ranks: int = 1,
     ) -> None:
         """One manifest, or one per source with the weights of `mixture`; `batch` counts where no `buckets` are given.
 
         `cache`: where the shards of a dataset that is not on this machine are copied to. `starts`: from a checkpoint.
         `is_plain`, `crop`, `flip`: see `training.data.work.Delivery`. `limits`: how many samples may be unusable.
+        `node_ranks`: how many of the ranks are on this node.
         """
         manifests = [manifest_uri] if isinstance(manifest_uri, str) else list(manifest_uri)
         order = Order(manifests, seed, learner, batch, split, mixture, buckets, starts)
         delivery = Delivery(model, time_distribution, is_plain=is_plain, crop=crop, flip=flip)
         planned = plan_work(order, delivery=delivery, world_size=world_size, cache=cache)
         self._plan, self._work = planned.plan, planned.work
+        self.joined = planned.joined
+        """Which bucket each bucket's samples go to: those with too few are joined with others."""
+        self.encoder = planned.encoder
+        """Fingerprint of what computed the embeddings that batches bring; empty: they bring none."""
         self._rank, self._world_size, self._prefetch = rank, world_size, prefetch
         self._where = ", ".join(manifests)
         self._position = start_position  # next to be delivered
@@ -133,6 +143,9 @@ class Loader:
         self._closed = False
         self._owner = os.getpid()
         self._changed = threading.Condition()
+        self._filler = Filler(
+            self._work.sources, refs=self._plan.refs, position=start_position, share=node_ranks / world_size
+        )
         self._local = Preparer(self._work) if workers == 0 else None
         self._arena: Arena | None = None
         self._workers: list[WorkerProcess] = []
@@ -163,10 +176,15 @@ class Loader:
         return self._position
 
     @property
-    def starts(self) -> list[Start]:
-        """What a checkpoint holds besides the position, so that a loader with several buckets goes on at once."""
+    def step(self) -> int:
+        """Batches of the learner before the next one."""
         with self._changed:
-            return self._plan.starts(self._position)
+            return self._plan.step(self._position)
+
+    def starts(self, position: int) -> list[Start]:
+        """What a checkpoint at a position holds besides it, so that a loader with several buckets goes on at once."""
+        with self._changed:
+            return self._plan.starts(position)
 
     @property
     def plan_digest(self) -> str:
@@ -214,8 +232,14 @@ class Loader:
                 raise
             del self._done[self._position]
             self._position += self._ahead.popleft()[1]
+            self._filler.advance(self._position)
             self._hand_out()
             return result.batch
+
+    def cache_counts(self) -> dict[str, int]:
+        """What this node's copies have come to in all its processes; empty if all datasets are on this machine."""
+        folder = next((one.origin.cache for one in self._work.sources if one.origin is not None), None)
+        return {} if folder is None else asdict(Cache(Path(folder)).counts)
 
     def worker_events(self) -> list[WorkerEvent]:
         """Deaths of workers that were made good since the last call."""
@@ -233,6 +257,7 @@ class Loader:
         if self._closed or self._owner != os.getpid():
             return
         self._closed = True
+        self._filler.close()
         if self._local is not None:
             self._local.close()
             return
@@ -247,23 +272,24 @@ class Loader:
     def _next_here(self, preparer: Preparer) -> LocalBatch:
         ticket, size = self._ticket(self._position)
         made = preparer.prepare(ticket)
-        done = _Done(made.batch(ticket.position), made.bad)
+        done = _Done(made.batch(ticket), made.bad, ticket.first)
         self._book(done)
         self._position += size
+        self._filler.advance(self._position)
         return done.batch
 
     def _book(self, done: _Done) -> None:
         """Count what a delivered batch brought; DataError if there is too much damage."""
-        count = len(done.batch.ids)
-        first = self._position + self._rank * count
-        self._quarantine.add(done.bad, first=first, count=count, where=self._where)
+        self._quarantine.add(done.bad, first=done.first, count=len(done.batch.ids), where=self._where)
         self._bad += done.bad
 
     def _ticket(self, position: int) -> tuple[Ticket, int]:
         """This rank's part of the batch at a position, and the samples of the whole."""
         batch = self._plan.batch(position)
         own = rank_slice(len(batch.refs), rank=self._rank, world_size=self._world_size)
-        return Ticket(position, position + own.start, batch.bucket, as_records(batch.refs[own])), len(batch.refs)
+        whole = len(batch.refs)
+        refs = as_records(batch.refs[own])
+        return Ticket(position, position + own.start, batch.bucket, refs, whole=whole, mark=batch.mark), whole
 
     def _new_worker(self, index: int) -> WorkerProcess:
         return WorkerProcess(self._work, index=index, arena=self._arena.file if self._arena is not None else None)
@@ -306,16 +332,17 @@ class Loader:
 
     def _decode(self, result: Result) -> _Done | GkrError:
         ticket, told = result.ticket, result.told
-        if result.kind == ERROR:
+        if result.kind in (ERROR, LATER):
             self._free(ticket.slot)
-            return DataError(told["message"], hint=told["hint"], where=told["where"])
+            kind = UnreachableError if result.kind == LATER else DataError
+            return kind(told["message"], hint=told["hint"], where=told["where"])
         lent = result.memory
         if ticket.slot != NO_SLOT:
             assert self._arena is not None
             lent = self._arena.lend(ticket.slot)
         arrays = self._work.form(ticket.bucket, len(ticket.refs)).arrays(lent)
-        batch = make_batch(arrays, position=ticket.position, captions=told["captions"])
-        return _Done(batch, [Bad(**one) for one in told["bad"]])
+        batch = make_batch(arrays, ticket=ticket, captions=told["captions"])
+        return _Done(batch, [Bad(**one) for one in told["bad"]], ticket.first)
 
     def _settle(self, position: int, value: _Done | GkrError) -> None:
         """Keep a result, unless another worker was faster with the same."""

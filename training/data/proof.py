@@ -36,7 +36,7 @@ class Proof:
 
 
 def prove(events: Iterable[Event], *, learner: str, plan: Plan, batch: int) -> Proof:
-    """Check one learner of a run. `batch`: samples of one of its steps, to know where it ended."""
+    """Check one learner of a run. `batch`: samples of a step of runs whose end does not name its position."""
     proof = Proof(learner)
     replaced: dict[int, Quarantined] = {}
     place: int | None = None
@@ -57,8 +57,10 @@ def prove(events: Iterable[Event], *, learner: str, plan: Plan, batch: int) -> P
                 place = event.last
                 proof.samples += event.samples
                 proof.position = max(proof.position, event.last)
-            case LearnerFinished() if event.learner == learner and event.step * batch != proof.position:
-                proof.problems.append(f"it ended at {event.step * batch}, but told of samples up to {proof.position}")
+            case LearnerFinished() if event.learner == learner:
+                ended = event.step * batch if event.position is None else event.position
+                if ended != proof.position:
+                    proof.problems.append(f"it ended at {ended}, but told of samples up to {proof.position}")
             case _:
                 pass
     proof.quarantined = len(replaced)

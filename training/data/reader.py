@@ -3,20 +3,18 @@
 A shard is checked once, when it is first touched: its length, its digest (whole, up to HASHED_BYTES; a larger one
 relies on its header's and index's checksums), its index. Each record is checked against its own CRC-32 at every read,
 so damage that happens later is met too. Records are read by position and never mapped: a file truncated under a
-running job gives an error, not a bus error. At most OPEN_SHARDS descriptors are held. Standard library only: loader
-workers import this module.
+running job gives an error, not a bus error. Of a shard that is read by range (`storage.shard_files`) header, index and
+records are checked, the whole is not. Standard library only: loader workers import this module.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from itertools import accumulate
-from pathlib import Path
+from typing import TypeVar
 
 from spec.errors import DataError
 from spec.shard_bytes import (
@@ -29,94 +27,101 @@ from spec.shard_bytes import (
     unpack_index,
     unpack_record,
 )
+from storage.protocol import Bytes
+from storage.shard_files import OPEN_SHARDS, ShardFile, ShardFiles
 
 HASHED_BYTES = 64 * 2**20
-OPEN_SHARDS = 64
 _CHUNK = 2**20
-
-
-@dataclass(frozen=True)
-class ShardFile:
-    """A shard as the manifest names it, with its absolute path."""
-
-    path: str
-    samples: int
-    bytes: int
-    sha256: str
+_T = TypeVar("_T")
 
 
 class SplitReader:
     """Random access to the samples of a list of shards."""
 
-    def __init__(self, shards: Sequence[ShardFile], *, shape: Shape) -> None:
-        self._shards = list(shards)
+    def __init__(self, files: ShardFiles, *, shape: Shape) -> None:
+        self._files = files
         self._shape = shape
-        self._ends = list(accumulate(shard.samples for shard in shards))
+        self._ends = list(accumulate(shard.samples for shard in files.shards))
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number = bisect_right(self._ends, index)
-        first = self._ends[number - 1] if number else 0
-        return self._shard(number).read(index - first)
+        number, inside = self._place(index)
+        return self._renewing(number, lambda: self._shard(number).read(inside))
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Told which samples will be read next."""
+        self._files.expect([self._span(*self._place(index)) for index in indices])
 
     def close(self) -> None:
         """Close all files."""
-        while self._open:
-            self._open.popitem()[1].close()
+        self._open.clear()
+        self._files.close()
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Number of the shard, and of the sample in it."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect_right(self._ends, index)
+        return number, index - (self._ends[number - 1] if number else 0)
+
+    def _span(self, number: int, inside: int) -> tuple[int, int, int]:
+        """Number of the shard, offset and bytes of the sample's record."""
+        return number, *self._renewing(number, lambda: self._shard(number).span(inside))
+
+    def _renewing(self, number: int, read: Callable[[], _T]) -> _T:
+        """What `read` gives; once more, if the shard is a copy that turns out damaged."""
+        try:
+            return read()
+        except DataError:
+            if not self._files.renew(number):
+                raise
+            self._open.pop(number, None)
+            return read()
 
     def _shard(self, number: int) -> _OpenShard:
         shard = self._open.get(number)
         if shard is None:
-            shard = self._open[number] = _OpenShard(self._shards[number], shape=self._shape)
+            shard = self._open[number] = _OpenShard(self._files, number, shape=self._shape)
             if len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)[1].close()
+                self._open.popitem(last=False)
         self._open.move_to_end(number)
         return shard
 
 
 class _OpenShard:
-    def __init__(self, shard: ShardFile, *, shape: Shape) -> None:
-        self._path = shard.path
+    def __init__(self, files: ShardFiles, number: int, *, shape: Shape) -> None:
+        self._files, self._number = files, number
+        self._path = files.shards[number].path
         self._shape = shape
-        try:
-            self._file = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise DataError("a shard of the dataset does not exist", where=shard.path, hint=REMEDY) from error
-        except OSError as error:
-            raise _unreadable(shard.path, error) from error
-        try:
-            self._index = self._verify(shard)
-        except DataError:
-            self.close()
-            raise
+        self._index = self._verify(files.shards[number])
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Offset and bytes of a record."""
+        entry = self._index[number]
+        return entry.offset, entry.size
 
     def read(self, number: int) -> Sample:
         entry = self._index[number]
-        data = self._pread(entry.size, offset=entry.offset)
+        data = bytes(self._pread(entry.size, offset=entry.offset))
         return unpack_record(data, entry=entry, shape=self._shape, where=self._path)
 
-    def close(self) -> None:
-        os.close(self._file)
-
     def _verify(self, shard: ShardFile) -> list[Entry]:
-        size = os.fstat(self._file).st_size
+        size = self._files.size(self._number)
         if size != shard.bytes:
             raise DataError(
                 f"the shard has {size} bytes, the manifest says {shard.bytes}", where=self._path, hint=REMEDY
             )
-        if size <= HASHED_BYTES:
+        if size <= HASHED_BYTES and self._files.is_whole(self._number):
             self._verify_digest(shard)
-        head = unpack_head(self._pread(HEADER_BYTES, offset=0), where=self._path)
+        head = unpack_head(bytes(self._pread(HEADER_BYTES, offset=0)), where=self._path)
         if head.shape != self._shape or head.count != shard.samples:
             raise DataError(
                 "the shard has another image shape or sample count than its manifest", where=self._path, hint=REMEDY
             )
-        data = self._pread(head.records_at - HEADER_BYTES, offset=HEADER_BYTES)
+        data = bytes(self._pread(head.records_at - HEADER_BYTES, offset=HEADER_BYTES))
         return unpack_index(data, head=head, where=self._path)
 
     def _verify_digest(self, shard: ShardFile) -> None:
@@ -130,19 +135,5 @@ class _OpenShard:
                 hint=REMEDY,
             )
 
-    def _pread(self, size: int, *, offset: int) -> bytes:
-        try:
-            return os.pread(self._file, size, offset)
-        except OSError as error:
-            raise _unreadable(self._path, error) from error
-
-
-def shard_files(folder: Path, shards: Sequence[tuple[str, int, int, str]]) -> tuple[ShardFile, ...]:
-    """Shards of a manifest that lies in `folder`, given as (path, samples, bytes, sha256)."""
-    return tuple(ShardFile(str(folder / path), samples, size, sha256) for path, samples, size, sha256 in shards)
-
-
-def _unreadable(path: str, error: OSError) -> DataError:
-    return DataError(
-        f"a shard of the dataset cannot be read: {error.strerror}", where=path, hint="check the disk and permissions"
-    )
+    def _pread(self, size: int, *, offset: int) -> Bytes:
+        return self._files.read(self._number, offset=offset, size=size)

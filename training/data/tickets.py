@@ -20,7 +20,8 @@ REF = np.dtype([("sample", "<i8"), ("epoch", "<i4"), ("source", "<i2"), ("skip",
 """One sample. `skip`: it is known to be unusable, and not to be touched."""
 RESULT = struct.Struct("<QQIIB3x")
 """Position, bytes of arrays, bytes of JSON behind them, row, kind."""
-BATCH, ERROR, ROW = 0, 1, 2
+BATCH, ERROR, ROW, LATER = 0, 1, 2, 3
+"""LATER: an error of the network or the disk; the same ticket may succeed later."""
 NO_SLOT = -1
 _HEAD = struct.Struct("<QQIiH?x")
 
@@ -39,6 +40,10 @@ class Ticket:
     """Where in the arena the arrays go; NO_SLOT: over the pipe."""
     is_careful: bool = False
     """Tell each row before it is begun, so that it is known which one ends the worker."""
+    whole: int = 0
+    """Samples of the learner's batch. Stays with the rank, as does `mark`."""
+    mark: int = 0
+    """Of the learner's batch, see `training.data.plan.Batch`."""
 
     def pack(self) -> bytes:
         """Its bytes on the pipe."""

@@ -7,7 +7,9 @@ made once per machine, beside the copies of datasets, and named by everything th
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,19 +17,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spec.buckets import Bucket
 from spec.errors import ConfigError, DataError
 from spec.plan import LearnerPlan
 from spec.shard_bytes import REMEDY
-from spec.shards import Manifest, Split, open_manifest, path_of
+from spec.shards import Manifest, Shard, Split, open_manifest, path_of
 from spec.train import AnyModelConfig, ModelConfig
-from storage.datasets import default_cache, local_manifest
+from storage.datasets import default_cache, local_manifest, origin_of
 from storage.folder import appearing
 from storage.index import open_index
-from training.data.buckets import Bucket, bucket_codes, join_rare
+from storage.shard_files import ShardFile
+from training.data.buckets import bucket_codes, join_rare
 from training.data.contents import SourceFiles
+from training.data.features import CAPTION_EMBEDDING, Stored, StoredRows, agreed
 from training.data.mixture import Mixture, Segment
-from training.data.plan import Plan, Start
-from training.data.reader import HASHED_BYTES, shard_files
+from training.data.plan import Plan, Start, window_of
+from training.data.reader import HASHED_BYTES
 from training.data.worker import TimeDistribution, Work
 
 
@@ -68,7 +73,11 @@ class Planned(NamedTuple):
     plan: Plan
     work: Work
     largest: int
-    """Samples of the learner's largest batch in bytes."""
+    """Bytes of a rank's largest part of a batch."""
+    joined: NDArray[np.int16]
+    """Which bucket each bucket's samples go to."""
+    encoder: str
+    """Fingerprint of what computed the embeddings that batches bring; empty: they bring none."""
 
 
 def mixture_of(learner: LearnerPlan) -> list[Segment]:
@@ -82,10 +91,13 @@ def plan_work(order: Order, *, delivery: Delivery, world_size: int, cache: Path 
     height, width, channels = model.sample_shape
     buckets = list(order.buckets) or [Bucket(width, height, order.batch)]
     for bucket in buckets:
-        _check_batch(bucket.batch, world_size=world_size)
+        _check_batch(bucket.batch, world_size=world_size, is_only=not order.buckets)
     sources = [_open(uri, order=order, model=model, cache=cache) for uri in order.manifests]
+    encoder = agreed([(one.where, one.embeddings) for one in sources], width=model.embedding_width)
+    sources = [_with_embeddings(one) if encoder else replace(one, embeddings=None) for one in sources]
+    joined = np.arange(len(buckets), dtype=np.int16)
     if len(buckets) > 1:
-        sources = _with_tables(sources, buckets=buckets, folder=(cache or default_cache()) / "buckets")
+        sources, joined = _with_tables(sources, buckets=buckets, folder=(cache or default_cache()) / "buckets")
     mixture = Mixture(order.mixture or [Segment(0, (1,) * len(sources))])
     plan = Plan(
         [one.source() for one in sources],
@@ -93,6 +105,7 @@ def plan_work(order: Order, *, delivery: Delivery, world_size: int, cache: Path 
         seed=order.seed,
         learner=order.learner,
         batches=[bucket.batch for bucket in buckets],
+        window=window_of(sum(one.samples for one in sources), batch=max(one.batch for one in buckets)),
         starts=order.starts,
     )
     work = Work(
@@ -107,9 +120,10 @@ def plan_work(order: Order, *, delivery: Delivery, world_size: int, cache: Path 
         is_plain=delivery.is_plain and model.kind != "lm",
         crop=delivery.crop,
         flip=delivery.flip,
+        embedding=(model.embedding_width or 0) if encoder else 0,
     )
-    largest = max(work.form(number, one.batch // world_size).bytes for number, one in enumerate(buckets))
-    return Planned(plan, work, largest)
+    largest = max(work.form(number, -(-one.batch // world_size)).bytes for number, one in enumerate(buckets))
+    return Planned(plan, work, largest, joined, encoder)
 
 
 def check_shape(manifest: Manifest, *, model: AnyModelConfig, where: str) -> None:
@@ -138,8 +152,8 @@ def check_shape(manifest: Manifest, *, model: AnyModelConfig, where: str) -> Non
 
 
 def open_source(uri: str, *, split: Split, cache: Path | None) -> tuple[Manifest, SourceFiles]:
-    """One split of a dataset, its files on this machine."""
-    local = local_manifest(uri, cache=cache, splits=(split,))
+    """One split of a dataset; its index is on this machine, its shards come as they are read."""
+    local = local_manifest(uri, cache=cache, splits=())
     manifest = open_manifest(local)
     return manifest, files_of(manifest, uri=uri, local=local, split=split)
 
@@ -154,8 +168,9 @@ def files_of(manifest: Manifest, *, uri: str, local: str, split: Split) -> Sourc
         digest=manifest.digest,
         order=manifest.digest,
         samples=manifest.count(split),
-        shards=shard_files(folder, [(one.path, one.samples, one.bytes, one.sha256) for one in shards]),
+        shards=_files(shards, folder=folder),
         shape=manifest.shape,
+        origin=origin_of(uri, local=local),
     )
     if not files.samples:
         raise DataError(f"the dataset has no samples in its split {split}", where=uri, hint="take another dataset")
@@ -166,7 +181,35 @@ def files_of(manifest: Manifest, *, uri: str, local: str, split: Split) -> Sourc
     if manifest.index.bytes <= HASHED_BYTES and hashlib.sha256(path.read_bytes()).hexdigest() != manifest.index.sha256:
         raise DataError("the dataset's index is not the one that was written", where=str(path), hint=REMEDY)
     first = 0 if split == "train" else manifest.count("train")
-    return replace(files, index=str(path), index_samples=manifest.index.samples, first_row=first)
+    return replace(
+        files,
+        index=str(path),
+        index_samples=manifest.index.samples,
+        first_row=first,
+        embeddings=_embeddings_of(manifest, folder=folder),
+    )
+
+
+def _files(shards: Sequence[Shard], *, folder: Path) -> tuple[ShardFile, ...]:
+    return tuple(ShardFile(str(folder / one.path), one.samples, one.bytes, one.sha256, key=one.path) for one in shards)
+
+
+def _embeddings_of(manifest: Manifest, *, folder: Path) -> Stored | None:
+    feature = next((one for one in manifest.features if one.name == CAPTION_EMBEDDING), None)
+    if feature is None:
+        return None
+    files = [
+        ShardFile(str(folder / one.path), one.samples, one.bytes, one.sha256, key=one.path) for one in feature.files
+    ]
+    return Stored(feature.encoder, math.prod(feature.shape), tuple(files))
+
+
+def _with_embeddings(files: SourceFiles) -> SourceFiles:
+    """The same, if no file of them is missing."""
+    if files.origin is None and files.embeddings is not None:
+        with closing(StoredRows(files.embeddings, origin=None)) as rows:
+            rows.check_sizes()
+    return files
 
 
 def _open(uri: str, *, order: Order, model: AnyModelConfig, cache: Path | None) -> SourceFiles:
@@ -190,27 +233,33 @@ def _own_bucket(files: SourceFiles, buckets: Sequence[Bucket]) -> int | None:
     return sizes.index(own) if own in sizes else None
 
 
-def _with_tables(sources: list[SourceFiles], *, buckets: Sequence[Bucket], folder: Path) -> list[SourceFiles]:
-    """The sources with the bucket of each sample; buckets too rare for one batch are joined with others."""
+def _with_tables(
+    sources: list[SourceFiles], *, buckets: Sequence[Bucket], folder: Path
+) -> tuple[list[SourceFiles], NDArray[np.int16]]:
+    """The sources with the bucket of each sample; buckets too rare for one batch are joined with others, as told."""
     sizes = ",".join(f"{one.width}x{one.height}" for one in buckets)
     made = [
         _table(
-            one, text=f"{one.digest} {one.first_row} {sizes}", folder=folder, make=lambda one=one: _codes(one, buckets)
+            one,
+            text=f"{one.digest} {one.first_row} {sizes}",
+            folder=folder,
+            make=lambda one=one: codes_of(one, buckets),
         )
         for one in sources
     ]
     counts = sum(np.bincount(_table_of(one), minlength=len(buckets)) for one in made)
     target = join_rare(np.asarray(counts).tolist(), buckets=buckets, least=max(one.batch for one in buckets))
     if (target == np.arange(len(buckets))).all():
-        return made
+        return made, target
     joined = target.astype(np.uint8)
     return [
         _table(one, text=f"{one.order} {joined.tolist()}", folder=folder, make=lambda one=one: joined[_table_of(one)])
         for one in made
-    ]
+    ], target
 
 
-def _codes(files: SourceFiles, buckets: Sequence[Bucket]) -> NDArray[np.uint8]:
+def codes_of(files: SourceFiles, buckets: Sequence[Bucket]) -> NDArray[np.uint8]:
+    """The bucket of each sample, by its size alone."""
     if not files.index:
         return np.full(files.samples, _own_bucket(files, buckets), dtype=np.uint8)
     rows = open_index(Path(files.index), samples=files.index_samples)
@@ -233,9 +282,15 @@ def _table_of(files: SourceFiles) -> NDArray[np.integer]:
     return table
 
 
-def _check_batch(batch: int, *, world_size: int) -> None:
-    if batch % world_size:
+def _check_batch(batch: int, *, world_size: int, is_only: bool) -> None:
+    """With several sizes of batches ranks share them as evenly as can be: the mean over a batch is that of its rows."""
+    if batch < world_size:
         raise ConfigError(
-            f"a batch of {batch} does not divide by {world_size} ranks; the ranks' gradients would weigh unequally",
+            f"a batch of {batch} cannot be shared by {world_size} ranks",
+            hint=f"set train.batch to at least {world_size}",
+        )
+    if is_only and batch % world_size:
+        raise ConfigError(
+            f"a batch of {batch} does not divide by {world_size} ranks; some would wait for the others at every step",
             hint=f"set train.batch to {batch + world_size - batch % world_size}",
         )

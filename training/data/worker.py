@@ -25,15 +25,15 @@ import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from spec.errors import DataError
+from spec.errors import DataError, GkrError, UnreachableError
 from spec.shard_bytes import REMEDY
 from training.data.arena import ArenaFile
 from training.data.batch import Form, LocalBatch, make_batch, to_unit
 from training.data.contents import Contents, Known, Look, SourceFiles, Unusable, open_contents
 from training.data.plan import Source
 from training.data.quarantine import Bad, candidates
-from training.data.tickets import BATCH, ERROR, NO_SLOT, RESULT, ROW, Ticket, read_ticket
-from training.processes import die_with_parent
+from training.data.tickets import BATCH, ERROR, LATER, NO_SLOT, RESULT, ROW, Ticket, read_ticket
+from training.processes import die_with_parent, keep_freed_memory
 
 TimeDistribution = Literal["uniform", "logit-normal"]
 TRIES = 100
@@ -64,11 +64,21 @@ class Work:
     """Crops of encoded images lie anywhere; else in the middle."""
     flip: bool = False
     """Half of the encoded images are mirrored."""
+    embedding: int = 0
+    """Features of the embeddings that are taken from the datasets; 0: none are."""
 
     def form(self, bucket: int, count: int) -> Form:
         """Of a batch of so many samples."""
         width, height = self.sizes[bucket]
-        return Form(count, height, width, self.channels, is_text=self.is_text, is_plain=self.is_plain)
+        return Form(
+            count,
+            height,
+            width,
+            self.channels,
+            is_text=self.is_text,
+            is_plain=self.is_plain,
+            embedding=self.embedding,
+        )
 
 
 class Prepared(NamedTuple):
@@ -80,9 +90,9 @@ class Prepared(NamedTuple):
     captions: list[str]
     bad: list[Bad]
 
-    def batch(self, position: int) -> LocalBatch:
+    def batch(self, ticket: Ticket) -> LocalBatch:
         """As the rank has it."""
-        return make_batch(self.arrays, position=position, captions=self.captions)
+        return make_batch(self.arrays, ticket=ticket, captions=self.captions)
 
 
 class Streams:
@@ -130,6 +140,9 @@ class Preparer:
         for name in ("source", "sample", "epoch"):
             arrays[name][:] = ticket.refs[name]
         pixels = self._pixels(arrays, form)
+        for number, one in enumerate(self._sources):
+            if work.sources[number].origin is not None:
+                one.contents.expect(ticket.refs["sample"][ticket.refs["source"] == number].tolist())
         known, bad = list[Known](), list[Bad]()
         for row, (sample, epoch, source, skip) in enumerate(ticket.refs.tolist()):
             if begin is not None:
@@ -149,6 +162,8 @@ class Preparer:
             arrays["sample"][one.position - ticket.first] = one.replacement
         arrays["labels"][:] = [one.label for one in known]
         arrays["ids"][:] = [one.id for one in known]
+        for row, one in enumerate(known if work.embedding else ()):
+            arrays["embeddings"][row] = one.embedding
         arrays["time"][:], arrays["drop"][:] = 0, False
         if not work.is_text:
             if not work.is_plain:
@@ -217,6 +232,7 @@ def _open(files: SourceFiles, *, work: Work) -> _Open:
 def run_worker(work: Work, arena: ArenaFile | None, tickets: Connection, results: Connection) -> None:
     """Serve tickets until their pipe closes. Entry point of the process."""
     _die_with_parent()
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank decides when we end
     preparer, slots = Preparer(work), arena.map() if arena is not None else []
     while (ticket := read_ticket(tickets.fileno())) is not None:
@@ -237,9 +253,9 @@ def _answer(ticket: Ticket, *, preparer: Preparer, slots: Sequence[NDArray[np.ui
         told: Any = {"captions": made.captions, "bad": [vars(one) for one in made.bad]}
         if slot is None:
             body = made.memory
-    except DataError as error:
+    except GkrError as error:
         told = {"message": error.message, "hint": error.hint, "where": error.where}
-        kind = ERROR
+        kind = LATER if isinstance(error, UnreachableError) else ERROR
     tail = json.dumps(told).encode()
     _send(results, [RESULT.pack(ticket.position, len(body), len(tail), 0, kind), body.data, tail])
 

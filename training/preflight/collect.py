@@ -21,7 +21,7 @@ from pathlib import Path
 from spec.errors import GkrError
 from spec.shards import open_manifest, read_shard
 from storage import Bucket, file_path
-from storage.datasets import fetch_shards, local_manifest, verify_file
+from storage.datasets import held_shards, local_manifest, verify_file
 from training.preflight.measurements import (
     Clock,
     Dataset,
@@ -165,12 +165,12 @@ def dataset(uri: str, *, pick: str, small_bytes: int = _SMALL_DATASET_BYTES) -> 
         chosen = every if sum(one.bytes for one in every) <= small_bytes else [shards[number]]
         which = f"all {len(every)} shards" if chosen is every else f"shard {number + 1} of {len(shards)}"
         for shard in chosen:
-            fetch_shards(uri, shards=[shard], local=local)
-            if manifest.format == "raw":
-                view = read_shard(shard, uri=local, manifest=manifest)
-                view[len(view) - 1]
-            else:
-                verify_file(shard, local=local)
+            with held_shards(uri, shards=[shard], local=local):
+                if manifest.format == "raw":
+                    view = read_shard(shard, uri=local, manifest=manifest)
+                    view[len(view) - 1]
+                else:
+                    verify_file(shard, local=local)
     except GkrError as error:
         return Dataset(uri=uri, problem=f"{error.where or uri}: {error.message}", hint=error.hint)
     return Dataset(uri=uri, found=f"{manifest.name} {manifest.digest[:12]}, {which} verified")

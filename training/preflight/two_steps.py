@@ -20,7 +20,7 @@ from torch.optim.adamw import adamw
 from spec.errors import ConfigError, DataError
 from spec.shards import open_manifest
 from spec.train import ModelConfig, TrainConfig
-from storage.datasets import fetch_shards, local_manifest
+from storage.datasets import held_shards, local_manifest
 from training.data.batch import to_unit
 from training.data.contents import fill_usable, open_contents
 from training.data.work import check_shape, files_of
@@ -79,10 +79,10 @@ def _batch(train: TrainConfig, *, uri: str, device: torch.device) -> StepBatch:
     check_shape(manifest, model=config, where=uri)
     if not manifest.splits.train:
         raise DataError("the manifest names no training shard", where=uri, hint="prepare the dataset again")
-    fetch_shards(uri, shards=manifest.splits.train[:1], local=local)
     files = files_of(manifest, uri=uri, local=local, split="train")
     pixels = np.empty((min(train.batch, MAX_BATCH), *config.sample_shape), dtype=np.uint8)
-    with closing(open_contents(files)) as contents:
+    first = manifest.splits.train[:1]
+    with held_shards(uri, shards=first, local=local), closing(open_contents(files)) as contents:
         known = fill_usable(contents, pixels, samples=range(manifest.splits.train[0].samples))
     if not known:
         raise DataError("no sample of the first shard can be used", where=uri, hint="prepare the dataset again")

@@ -84,6 +84,11 @@ class LearnerSyncState:
         return self.fragments[0].cursor
 
     @property
+    def kept(self) -> int:
+        """Samples that are merged or will be, in the fragment that has the fewest."""
+        return min(one.cursor - one.discarded_samples for one in self.fragments)
+
+    @property
     def in_flight(self) -> list[int]:
         """Fragments whose contribution has no answer yet."""
         return [index for index, one in enumerate(self.fragments) if one.in_flight]

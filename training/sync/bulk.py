@@ -130,7 +130,8 @@ class BulkHandler(Handler):
     # --- out
 
     def _send_weights(self, fragment: int, version: int) -> None:
-        ranges = self.read_json(RangesArgs).ranges
+        asked = self.read_json(RangesArgs)
+        ranges = asked.ranges
         theta, first = self.desk.weights(version, fragment=fragment)
         problem = find_range_problem(ranges, total=len(theta), first=first)
         if problem:
@@ -139,6 +140,7 @@ class BulkHandler(Handler):
         self._begin(200, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         for start in range(0, len(data), PIECE_BYTES):
             self.wfile.write(data[start : start + PIECE_BYTES])
+        self.desk.sent(asked.learner or "", len(data))
 
     def _send_model(self, digest: str) -> None:
         """The file, or what is left of it from `Range: bytes=N-` on."""

@@ -52,6 +52,7 @@ class Carrier:
         address: str,
         *,
         run: str,
+        learner: str,
         connections: int,
         bytes_per_second: float | None,
         patience_seconds: float,
@@ -59,7 +60,7 @@ class Carrier:
         closed: threading.Event,
     ) -> None:
         pace_out, pace_in = Pace(bytes_per_second), Pace(bytes_per_second)
-        self.address, self._patience = address, patience_seconds
+        self.address, self._learner, self._patience = address, learner, patience_seconds
         self._links = [
             Link(
                 address, run=run, timeout_seconds=_SILENCE_SECONDS, closed=closed, keys=keys,
@@ -125,7 +126,7 @@ class Carrier:
             link.close()
 
     def _get(self, path: str, ranges: Ranges, *, into: memoryview, until: float) -> None:
-        body = [encode(RangesArgs(ranges=list(ranges)))]
+        body = [encode(RangesArgs(ranges=list(ranges), learner=self._learner))]
         while True:
             response = self._ask(path, body=body, until=until, patience_seconds=self._patience, into=into)
             if hashlib.sha256(into).hexdigest() == response.headers.get("X-Gkr-Sha256"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from spec.errors import UnreachableError
 from spec.sync_keys import SyncKeys
 from training.sync.carrier import Carrier, Parcel
-from training.sync.codec import Codec
+from training.sync.codec import Codec, measure_error
 from training.sync.codec import encode as encode_floats
 from training.sync.keeper import Keeper
 from training.sync.layout import Floats, Layout, Ranges, count, view_bytes
@@ -88,7 +89,7 @@ class SyncClient:
         self._commits = [link() for _ in range(layout.fragments)]  # each may wait long for its verdict
         self._links = [self._control, self._beats, kept, *self._commits]
         self._bulk = Carrier(
-            bulk, run=run, connections=connections, bytes_per_second=bytes_per_second,
+            bulk, run=run, learner=learner, connections=connections, bytes_per_second=bytes_per_second,
             patience_seconds=slice_seconds, keys=keys, closed=self._closed,
         )  # fmt: skip
         self._codec: Codec = codec
@@ -100,6 +101,9 @@ class SyncClient:
             closed=self._closed,
         )
         self._heard: HeartbeatReply | None = None
+        self._told = 0
+        self._compression_error = 0.0
+        self._beat_now = threading.Event()
         self._progress = HeartbeatArgs(learner=learner, generation=0)
         self._beating: threading.Thread | None = None
 
@@ -133,19 +137,38 @@ class SyncClient:
         step: int,
         *,
         pending_samples: int,
+        kept_samples: int,
         step_seconds: float,
         blocked_seconds: dict[str, float] | None = None,
         in_flight_steps: int = 0,
+        measures: dict[str, float] | None = None,
     ) -> None:
-        """What the next heartbeats say."""
+        """What the next heartbeats say. `kept_samples`: merged or pending."""
         self._progress = msgspec.structs.replace(
             self._progress,
             step=step,
             pending=pending_samples,
+            kept=kept_samples,
             step_seconds=step_seconds,
             blocked_seconds=blocked_seconds or {},
             in_flight_steps=in_flight_steps,
+            # JSON has no word for what is not finite.
+            measures={name: one for name, one in {**self.measures, **(measures or {})}.items() if math.isfinite(one)},
         )
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Of this process: parts that were sent again, and what the codec cost the last displacement."""
+        return {"resends": self._keeper.resends, "compression_error": self._compression_error}
+
+    def beat_soon(self) -> None:
+        """Say it now, not only when it is time."""
+        self._beat_now.set()
+
+    @property
+    def told(self) -> int:
+        """The kept samples of the newest heartbeat that was answered."""
+        return self._told
 
     @property
     def heard(self) -> HeartbeatReply | None:
@@ -228,6 +251,7 @@ class SyncClient:
         found = [_checked(one, size) for one in (delta, ema) if one is not None]
         # fp32 goes as it lies there, without a copy.
         body = [encode_floats(np.frombuffer(one, "<f4"), self._codec).data for one in found]
+        self._compression_error = measure_error(delta, body[0], self._codec)
         header = PartHeader(
             learner=self._learner,
             generation=generation,
@@ -269,6 +293,7 @@ class SyncClient:
     def close(self) -> None:
         """End threads and connections; calls that wait give up."""
         self._closed.set()
+        self._beat_now.set()
         if self._beating is not None:
             self._beating.join(5)
         for link in self._links:
@@ -282,15 +307,16 @@ class SyncClient:
 
     def _beat(self) -> None:
         while not self._closed.is_set():
+            self._beat_now.clear()
             self._beat_once()
-            self._closed.wait(self._heartbeat_seconds)
+            self._beat_now.wait(self._heartbeat_seconds)
 
     def _beat_once(self) -> None:
         progress = self._progress
         try:
             response = self._beats.ask_once("heartbeat", method="POST", body=[encode(progress)])
             if response.status == 200:
-                self._heard = response.read(HeartbeatReply)
+                self._heard, self._told = response.read(HeartbeatReply), progress.kept or 0
             elif (
                 response.read(ErrorReply).reason in {"fenced", "unregistered"}
                 and progress.generation == self._progress.generation

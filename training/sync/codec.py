@@ -84,6 +84,16 @@ def decode(data: memoryview | Bytes, out: Floats, codec: Codec, *, first: int = 
             assert_never(codec)
 
 
+def measure_error(array: Floats, data: memoryview | Bytes, codec: Codec) -> float:
+    """Error of the wire form of an array as a share of the norm, of the leading elements that fit a core's cache."""
+    some = array[:_CHUNK]
+    if codec == "fp32" or not some.any():
+        return 0.0
+    back = np.empty_like(some)
+    decode(data, back, codec, count=len(array))
+    return float(np.linalg.norm(back - some) / np.linalg.norm(some))
+
+
 def _blocks(count: int) -> int:
     return -(-count // BLOCK)
 

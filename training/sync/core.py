@@ -54,6 +54,10 @@ class Core:
         journal.observers.append(self.metrics.observe)
         self.received: Counter[str] = Counter()
         """Bytes of merged contributions, by learner."""
+        self.rates: dict[str, float] = {}
+        """Bytes per second at which the last merged contribution of a learner came."""
+        self.sent: Counter[str] = Counter()
+        """Bytes of weights, by learner."""
         self.merges: dict[int, SyncMerged] = {}
         """The last merge of each fragment that this process knows of."""
         self.alarm = ""
@@ -142,6 +146,8 @@ class Core:
                 )
                 for fragment in range(self.state.rules.fragments)
             ],
+            final=self.state.ledger.final,
+            model_sha256=self.state.ledger.model_sha256 or None,
         )
         self.journal.emit(event)
 

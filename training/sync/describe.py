@@ -67,6 +67,9 @@ def _describe_members(core: Core) -> list[MemberStatus]:
                 staleness=[version - max(base, 0) for version, base in zip(versions, bases, strict=True)],
                 blocked_seconds=dict(one.blocked_seconds),
                 bytes_in=core.received[name],
+                bytes_out=core.sent[name],
+                transfer_rate=core.rates.get(name, 0.0),
+                measures=dict(one.measures),
             )
         )
     return found
@@ -90,6 +93,7 @@ def _describe_fragment(core: Core, fragment: int) -> FragmentStatus:
         cosine=last.cosine if last else None,
         merge_seconds=last.merge_seconds if last else 0.0,
         durable_seconds=last.durable_seconds if last else 0.0,
+        accumulated=core.arrays[fragment].outer.rounds_accumulated if core.arrays else 0.0,
     )
 
 

@@ -86,9 +86,11 @@ class Desk:
                 generation=args.generation,
                 step=args.step,
                 pending=args.pending,
+                kept=args.kept,
                 step_seconds=args.step_seconds,
                 in_flight_steps=args.in_flight_steps,
                 blocked_seconds=args.blocked_seconds,
+                measures=args.measures,
             )
             core.apply(event)
             state = core.state
@@ -98,6 +100,7 @@ class Desk:
                 final=state.ledger.final,
                 draining=state.ledger.draining,
                 versions=state.versions,
+                remaining=state.remaining,
             )
 
     def drained(self, args: DrainedArgs) -> None:
@@ -282,6 +285,12 @@ class Desk:
             )
         return earlier, first
 
+    def sent(self, learner: str, size: int) -> None:
+        """Weights went to a learner."""
+        with self._core.changed:
+            if learner in self._core.state.members:
+                self._core.sent[learner] += size
+
     def open_model(self, digest: str) -> BinaryIO:
         """A published model's file, while it is kept."""
         return self._core.store.files.model(digest).open("rb")
@@ -347,6 +356,7 @@ class Desk:
             fragment=contribution.fragment,
             steps=contribution.steps,
             discarded_samples=contribution.discarded_samples,
+            loss=contribution.inner_loss,
             last=contribution.last,
             problem=problem,
         )

@@ -25,9 +25,11 @@ class Heartbeat:
     generation: int
     step: int = 0
     pending: int = 0
+    kept: int | None = None
     step_seconds: float = 0.0
     in_flight_steps: int = 0
     blocked_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    measures: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ class Contributed:
     fragment: int = 0
     steps: int = 0
     discarded_samples: int = 0
+    loss: float = 0.0
     last: bool = False
     problem: str = ""
 

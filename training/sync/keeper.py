@@ -30,6 +30,8 @@ class Keeper:
         self._closed = closed
         self._lock = threading.Lock()
         self._parts: dict[int, Parcel] = {}
+        self.resends = 0
+        """Parts that were sent again."""
         self._thread: threading.Thread | None = None
 
     def keep(self, part: Parcel) -> None:
@@ -54,6 +56,7 @@ class Keeper:
             state = self._control.ask_once(f"parts/{place}", method="GET").read(PartState).state
             if state == "missing":
                 self._carrier.send(part, until=time.monotonic() + self._send_seconds)
+                self.resends += 1
                 _LOG.info("sent part %s again", place)
         except (SyncRefusedError, ValueError) as error:
             _LOG.warning("the part is not kept any longer: %s", error)

@@ -117,7 +117,8 @@ def _register(state: State, event: Register) -> Outcome:
     old = state.members.get(event.learner)
     record = old.record if old else new_member(event.learner, fragments=state.rules.fragments)
     record = change(record, generation=record.generation + 1, left=False, drained=[])
-    after = state.put(Member(record=record, state="active", heard=event.now))
+    # What an earlier process had trained counts until this one says what it has taken up.
+    after = state.put(Member(record=record, state="active", heard=event.now, kept=old.kept if old else 0))
     return _join(after, event.learner), (SaveLedger(),)
 
 
@@ -145,9 +146,11 @@ def _heartbeat(state: State, event: Heartbeat) -> Outcome:
         heard=event.now,
         step=event.step,
         pending=event.pending,
+        kept=member.kept if event.kept is None else event.kept,
         step_seconds=event.step_seconds,
         in_flight_steps=event.in_flight_steps,
         blocked_seconds=event.blocked_seconds,
+        measures=event.measures,
         state="active" if back else member.state,
     )
     after = state.put(member)

@@ -65,9 +65,12 @@ class Member:
     heard: float
     step: int = 0
     pending: int = 0
+    kept: int = 0
+    """Samples that it has trained and that are merged or will be, in the fragment that has the fewest."""
     step_seconds: float = 0.0
     in_flight_steps: int = 0
     blocked_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    measures: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def learner(self) -> str:
@@ -94,6 +97,7 @@ class Arrival:
     norm: float
     last: bool
     when: float
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,11 @@ class Round:
     @property
     def first_arrival(self) -> float | None:
         return min((one.when for one in self.arrivals.values()), default=None)
+
+    @property
+    def grace(self) -> float:
+        """Seconds for which a sealed window waited for more than its quorum."""
+        return 0.0 if self.quorum_at is None or self.sealed is None else self.sealed - self.quorum_at
 
     @property
     def share(self) -> float:
@@ -170,6 +179,16 @@ class State:
         return [self.members[name] for name in sorted(self.members) if self.members[name].state == "active"]
 
     @property
+    def remaining(self) -> int:
+        """Samples that are still to be trained. What a learner that lives has trained counts before it is merged; if
+        it is lost, it is to be trained again.
+        """
+        trained = sum(
+            max(one.record.merged_samples, one.kept if one.state == "active" else 0) for one in self.members.values()
+        )
+        return max(0, self.rules.target_samples - trained)
+
+    @property
     def quorum(self) -> int:
         """Contributions that suffice: at the deadline (barrier), or to merge after the grace (decoupled)."""
         active = max(1, len(self.active))
@@ -183,10 +202,16 @@ class State:
         if current is None or current.stage != "OPEN":
             return []
         if self.rules.decoupled:
-            wanted = {one.learner for one in self.active if fragment not in one.record.drained}
+            wanted = {one.learner for one in self.active if self._may_send(one, fragment)}
             return sorted(wanted - set(current.arrivals)) if current.arrivals else []
         present = {one.learner for one in self.active if (one.learner, one.generation) in current.members}
         return sorted((present | (current.expected - set(self.members))) - set(current.arrivals))
+
+    def _may_send(self, member: Member, fragment: int) -> bool:
+        """In a decoupled run: it trains or has something pending; in one that drains, until it says that it has not."""
+        if self.ledger.draining or self.remaining > 0:
+            return fragment not in member.record.drained
+        return member.kept > member.record.places[fragment].merged_samples
 
     def round(self, fragment: int = 0) -> Round | None:
         """The open round of a fragment."""

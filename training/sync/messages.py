@@ -83,6 +83,10 @@ class HeartbeatArgs(Struct, frozen=True, kw_only=True):
     """Seconds the training loop has stood still in this attempt, by cause."""
     in_flight_steps: int = 0
     """Steps since the oldest snapshot that has no answer yet."""
+    kept: int | None = None
+    """Samples that are merged or pending, in the fragment that has the fewest; none: not known yet."""
+    measures: dict[str, float] = {}
+    """What else the learner measures, see `training.sync.metrics`."""
 
 
 class HeartbeatReply(Struct, frozen=True, kw_only=True):
@@ -92,6 +96,8 @@ class HeartbeatReply(Struct, frozen=True, kw_only=True):
     draining: bool = False
     versions: list[int] = []
     """Of each fragment."""
+    remaining: int | None = None
+    """Samples of the run that are still to be trained by anybody; zero: stop, and send what is pending."""
 
 
 class DrainedArgs(Struct, frozen=True, kw_only=True):
@@ -144,6 +150,8 @@ class RangesArgs(Struct, frozen=True, kw_only=True):
     """Which elements of the weights are wanted: of the whole vector, inside the fragment."""
 
     ranges: list[tuple[int, int]]
+    learner: str | None = None
+    """Who asks."""
 
 
 class SeedHeader(Struct, frozen=True, kw_only=True):
@@ -229,6 +237,11 @@ class MemberStatus(Struct, frozen=True, kw_only=True):
     blocked_seconds: dict[str, float] = {}
     bytes_in: int = 0
     """Received from it in contributions by this syncer process."""
+    bytes_out: int = 0
+    """Weights that this syncer process sent to it."""
+    transfer_rate: float = 0.0
+    """Bytes per second at which its last merged contribution came."""
+    measures: dict[str, float] = {}
 
 
 class FragmentStatus(Struct, frozen=True, kw_only=True):
@@ -254,6 +267,8 @@ class FragmentStatus(Struct, frozen=True, kw_only=True):
     """Lowest between two displacements."""
     merge_seconds: float = 0.0
     durable_seconds: float = 0.0
+    accumulated: float = 0.0
+    """Rounds that are merged since the momentum moved last."""
 
 
 class Status(Struct, frozen=True, kw_only=True):

@@ -1,15 +1,17 @@
 """The syncer in Prometheus' text form: `GET /v1/<run>/metrics` of the control port.
 
 Two sources, neither of them new: the status call's answer as gauges and counters, and histograms over the merges of
-this process, fed by its events. Reading never changes anything. What a learner's loop was blocked for comes with its
-heartbeats, so one place to scrape shows all of a run's sync.
+this process, fed by its events. Reading never changes anything. What only a learner knows comes with its heartbeats, so
+one place to scrape shows all of a run's sync. The ledger's balance is not here: what ran is known by the learners'
+progress pages, so it is in the run's summary.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter as Count
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -28,7 +30,7 @@ class SyncMetrics:
     """Metrics of one syncer process."""
 
     def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
+        self._wall, self._started, self._busy = wall, wall(), 0.0
         self._merges: dict[int, SyncMerged] = {}
         self._merged = 0
         self._registry = CollectorRegistry()
@@ -37,10 +39,21 @@ class SyncMetrics:
             return Histogram(_PREFIX + name, text, registry=self._registry, buckets=tuple(buckets))
 
         self._collecting = histogram("quorum_wait_seconds", "From a round's first arrival to its seal", _SECONDS)
+        self._grace = histogram("grace_seconds", "From a window's quorum to its seal", _SECONDS)
+        self.publishing = histogram("publish_seconds", "From a durable merge to its answers", _SECONDS)
         self._merging = histogram("merge_seconds", "Merging the contributions of a round", _SECONDS)
         self._committing = histogram("durable_seconds", "Writing a merge durably", _SECONDS)
         self._participants = histogram("participants", "Contributions in a merge", _COUNTS)
         self._staleness = histogram("staleness_versions", "Versions between a contribution's base and merge", _COUNTS)
+
+    @contextmanager
+    def working(self) -> Generator[None]:
+        """The syncer's worker is busy for the time of this block."""
+        started = self._wall()
+        try:
+            yield
+        finally:
+            self._busy += self._wall() - started
 
     def observe(self, event: Any) -> None:
         """Take note of a merge; other events tell nothing here."""
@@ -48,6 +61,7 @@ class SyncMetrics:
             return
         self._merges[event.fragment] = event
         self._collecting.observe(event.open_seconds)
+        self._grace.observe(event.grace_seconds)
         self._merging.observe(event.merge_seconds)
         self._committing.observe(event.durable_seconds)
         arrived = [one for one in event.members if one.arrived_seconds is not None]
@@ -60,24 +74,35 @@ class SyncMetrics:
         """All metrics now. `verdicts`: answers other than merged so far, by kind."""
         verdicts = {**verdicts, "merged": self._merged}
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Families([*_whole(status, verdicts), *self._by_fragment(status), *_by_learner(status)]))
+        busy = self._busy / max(self._wall() - self._started, 1e-9)
+        duty = _gauge("duty_cycle", "Share of this process's time in which its worker was busy", (), {(): busy})
+        families = [duty, *_whole(status, verdicts), *self._by_fragment(status), *_by_learner(status)]
+        registry.register(_Families(families))
         return generate_latest(self._registry) + generate_latest(registry)
 
     def _by_fragment(self, status: Status) -> Iterator[Metric]:
         merges, now = self._merges, self._wall()
         versions = {(f"{one.fragment}",): one.version for one in status.fragments}
         yield _gauge("version", "Version of a fragment", ("fragment",), versions)
+        since = {(f"{one.fragment}",): one.accumulated for one in status.fragments}
+        yield _gauge("accumulated_rounds", "Merged since the momentum moved last", ("fragment",), since)
         told: dict[str, tuple[str, Callable[[SyncMerged], float | None]]] = {
             "outer_gradient_norm": ("Of the last merge", lambda one: one.outer_gradient_norm),
             "pairwise_cosine_min": ("Lowest between displacements of the last merge", lambda one: one.cosine),
             "pairwise_cosine_mean": ("Mean between displacements of the last merge", lambda one: one.mean_cosine),
             "momentum_cosine": ("Between outer gradient and momentum before it", lambda one: one.momentum_cosine),
             "round_share": ("Of a full round that the last merge was", lambda one: one.share),
+            "state_bytes": ("Of the state as it was written last", lambda one: one.state_bytes),
             "last_merge_age_seconds": ("Since the last merge", lambda one: now - one.time),
         }
         for name, (text, value) in told.items():
             found = {(f"{key}",): known for key, one in sorted(merges.items()) if (known := value(one)) is not None}
             yield _gauge(name, text, ("fragment",), found)
+        arrived = [(key, one) for key, merge in sorted(merges.items()) for one in merge.members if one.loss is not None]
+        norms = {(one.learner, f"{key}"): one.norm for key, one in arrived}
+        yield _gauge("displacement_norm", "Of a learner's part of the last merge", ("learner", "fragment"), norms)
+        losses = {(one.learner, f"{key}"): one.loss or 0.0 for key, one in arrived}
+        yield _gauge("inner_loss", "Of a learner before it contributed", ("learner", "fragment"), losses)
 
 
 class _Families:
@@ -112,11 +137,20 @@ _OF_LEARNER: tuple[tuple[str, str, Callable[[MemberStatus], float]], ...] = (
     ("step_time_seconds", "Of an inner step", lambda one: one.step_seconds),
     ("inflight_steps", "Steps since the oldest unanswered contribution", lambda one: one.in_flight_steps),
     ("samples_pending", "Run, not merged yet", lambda one: one.pending_samples),
+    ("transfer_rate", "Bytes per second at which its last merged contribution came", lambda one: one.transfer_rate),
 )
+_MEASURED: tuple[tuple[str, str, str], ...] = (
+    ("goodput", "goodput", "Time of merged steps as a share of this attempt's time"),
+    ("correction_norm", "apply_correction_norm", "How far the last answer moved a learner's weights"),
+    ("compression_error", "compression_relative_error", "Of rank 0's last displacement, in the run's codec"),
+)
+"""Names in a heartbeat, and here."""
 _COUNTED_OF_LEARNER: tuple[tuple[str, str, Callable[[MemberStatus], float]], ...] = (
     ("learner_samples_merged", "In the fragment that has the fewest", lambda one: one.merged_samples),
     ("learner_samples_discarded", "In the fragment that lost most", lambda one: one.discarded_samples),
     ("bytes_in", "Received from a learner by this process", lambda one: one.bytes_in),
+    ("bytes_out", "Weights sent to a learner by this process", lambda one: one.bytes_out),
+    ("resends", "Parts that rank 0 had to send again", lambda one: one.measures.get("resends", 0)),
 )
 
 
@@ -125,6 +159,9 @@ def _by_learner(status: Status) -> Iterator[Metric]:
     for make, table in ((_gauge, _OF_LEARNER), (_counter, _COUNTED_OF_LEARNER)):
         for name, text, value in table:
             yield make(name, text, ("learner",), {(one.learner,): value(one) for one in members})
+    for key, name, text in _MEASURED:
+        found = {(one.learner,): one.measures[key] for one in members if key in one.measures}
+        yield _gauge(name, text, ("learner",), found)
     labels = ("learner", "fragment")
     bases = {(one.learner, f"{at}"): base for one in members for at, base in enumerate(one.base_versions)}
     yield _gauge("base_version", "Of a learner's last contribution; -1: none", labels, bases)

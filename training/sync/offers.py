@@ -189,6 +189,7 @@ def _accept(state: State, current: Round, event: Contributed) -> State:
         norm=event.norm,
         last=event.last,
         when=event.now,
+        loss=event.loss,
     )
     after = replace(current, arrivals={**current.arrivals, event.learner: arrival})
     if after.deadline is None:

@@ -8,7 +8,9 @@ more than two copies of the model.
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +32,15 @@ class Assembled:
     """Averaged weights, as a displacement like `delta`; empty if they do not travel."""
     norm: float
     problem: str = ""
+
+
+class Journey(NamedTuple):
+    """A contribution's way here."""
+
+    size: int
+    """Bytes."""
+    seconds: float
+    """From the opening of its first part to the end of its last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +68,9 @@ class Stage:
     """Digest of each complete part; outlives the parts themselves, which assembling frees."""
     size: int = 0
     """Bytes that came."""
+    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+    """When the last part was whole."""
     assembled: Assembled | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -127,6 +141,7 @@ class Staging:
                 return
             stage.received[header.rank] = header.sha256
             stage.size += header.bytes
+            stage.ended = time.monotonic()
 
     def holds(self, *, learner: str, generation: int, seq: int, rank: int, fragment: int = 0) -> bool:
         """Whether a part is here, complete."""
@@ -165,12 +180,12 @@ class Staging:
                     stage.slots.clear()
             return stage.assembled
 
-    def take(self, learner: str, *, fragment: int = 0) -> tuple[Assembled, int]:
-        """The accepted contribution of a learner and its size in bytes."""
+    def take(self, learner: str, *, fragment: int = 0) -> tuple[Assembled, Journey]:
+        """The accepted contribution of a learner, and how it came."""
         with self._lock:
             stage = self._stages[learner, fragment]
         assert stage.assembled is not None, f"the contribution of {learner} was accepted without its data"
-        return stage.assembled, stage.size
+        return stage.assembled, Journey(stage.size, stage.ended - stage.began)
 
     def drop(self, learner: str, *, generation: int, seq: int, fragment: int = 0) -> None:
         """The contribution is answered."""

@@ -17,7 +17,7 @@ from training.sync.merge import Displacement, MergeResult, MergeRules, average_m
 from training.sync.outer import Spare
 from training.sync.pieces import Raised
 from training.sync.refusals import Refusal
-from training.sync.staging import Assembled
+from training.sync.staging import Assembled, Journey
 from training.sync.state import FragmentState
 from training.sync.store import DeposedError
 
@@ -34,8 +34,13 @@ class _Merged:
     average: Floats
     share: float
     seconds: float
-    sizes: dict[str, int]
-    """Bytes of each contribution as it came."""
+    journeys: dict[str, Journey]
+    """Of each contribution."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all contributions as they came."""
+        return sum(one.size for one in self.journeys.values())
 
     @property
     def arrays(self) -> FragmentState:
@@ -81,8 +86,11 @@ class Worker:
             sealed, finishing = self._sealed(), core.state.finishing
             if core.stopping.is_set() or not core.arrays:
                 return False
-        if sealed is None:
-            return finishing and self._insist("the final model", self._finish)
+        with core.metrics.working():
+            return self._work(sealed) if sealed else finishing and self._insist("the final model", self._finish)
+
+    def _work(self, sealed: Round) -> bool:
+        core = self._core
         core.store.point("sealed")
         merged = self._merge(sealed)
         with core.changed:
@@ -145,7 +153,7 @@ class Worker:
             average=average,
             share=share,
             seconds=core.clock() - started,
-            sizes={name: size for name, (_, size) in taken.items()},
+            journeys={name: journey for name, (_, journey) in taken.items()},
         )
 
     def _average(self, sealed: Round, taken: dict[str, Assembled], *, theta: Floats) -> Floats:
@@ -191,15 +199,21 @@ class Worker:
         written = core.write_fragment(ledger, arrays, fragment=fragment, event=write_event(line))
         with core.changed:
             core.apply(event, save=lambda newest: core.store.commit(newest, states={fragment: written}))
+            durable = core.clock()
             core.store.point("durable")
             core.arrays[fragment] = arrays
-            core.merges[fragment] = self._describe(merged, event, durable_seconds=core.clock() - started)
+            core.merges[fragment] = self._describe(
+                merged, event, durable_seconds=core.clock() - started, state_bytes=written.size
+            )
             core.journal.emit(core.merges[fragment])
             core.emit_ledger()
             for arrival in merged.round.arrivals.values():
                 core.staging.drop(arrival.learner, generation=arrival.generation, seq=arrival.seq, fragment=fragment)
-            core.received.update(merged.sizes)
+            for name, journey in merged.journeys.items():
+                core.received[name] += journey.size
+                core.rates[name] = journey.size / max(journey.seconds, 1e-6)
             core.apply(Published(now=core.clock(), fragment=fragment))
+            core.metrics.publishing.observe(core.clock() - durable)
         core.store.point("published")
         self._retire(before, kept=arrays)
         self._prune()
@@ -230,7 +244,9 @@ class Worker:
         except OSError as error:
             _LOG.warning("old states cannot be removed: %s", error)
 
-    def _describe(self, merged: _Merged, event: Committed, *, durable_seconds: float) -> SyncMerged:
+    def _describe(
+        self, merged: _Merged, event: Committed, *, durable_seconds: float, state_bytes: int = 0
+    ) -> SyncMerged:
         core, current = self._core, merged.round
         with core.changed:
             state = core.state
@@ -245,6 +261,8 @@ class Worker:
                     arrived_seconds=arrival.when - first if arrival else None,
                     samples=arrival.samples if arrival else 0,
                     staleness=current.staleness(name) if arrival else 0,
+                    norm=arrival.norm if arrival else 0.0,
+                    loss=arrival.loss if arrival else None,
                 )
                 for name, member in sorted(state.members.items())
             ]
@@ -257,6 +275,7 @@ class Worker:
                 epoch=state.epoch,
                 members=members,
                 open_seconds=sealed - first,
+                grace_seconds=current.grace,
                 merge_seconds=merged.seconds,
                 durable_seconds=durable_seconds,
                 outer_gradient_norm=merged.result.gradient_norm,
@@ -268,6 +287,7 @@ class Worker:
                 theta_sha256=booked.ledger.theta_sha256,
                 fragment_sha256=event.theta_sha256,
                 model_sha256=event.model_sha256 or None,
-                bytes_in=sum(merged.sizes.values()),
+                bytes_in=merged.size,
+                state_bytes=state_bytes,
                 final=booked.ledger.final,
             )

@@ -156,13 +156,16 @@ def _blocked(record: RunRecord) -> Html | None:
         "steps per second",
         "final loss",
         *(f"blocked: {one.replace('_', ' ')}" for one in _CAUSES),
+        "waits for data",
+        "waits for services",
         "checkpoints",
     ]
     rows = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
     shown = table(("", *(one.name for one in learners)), rows, numeric=range(1, len(learners) + 1), class_="narrow")
     note = (
-        "How long the training loop stood still, by cause, and as a share of the run's wall time; checkpoints"
-        " with the median time each held it."
+        "How long the training loop stood still, by cause, and as a share of the run's wall time; which share of its"
+        " time a rank waited for data and services behind the first round; checkpoints with the median time each held"
+        " it."
     )
     return el("div", el("h3", "Where the time went"), el("p", note, class_="lead"), shown)
 
@@ -183,7 +186,9 @@ def _column(record: RunRecord, *, learner: LearnerSummary) -> list[Child]:
         for one in _CAUSES
     ]
     checkpoints = [count(len(saved)), " ", el("small", f"{duration(saved[len(saved) // 2])} each")] if saved else "0"
-    return [count(learner.steps), number(learner.steps_per_second), number(learner.final_loss), *causes, checkpoints]
+    waits = [percent(learner.waited.data), percent(learner.waited.services)]
+    first = [count(learner.steps), number(learner.steps_per_second), number(learner.final_loss)]
+    return [*first, *causes, *waits, checkpoints]
 
 
 def _last_blocked(record: RunRecord, *, learner: str, cause: str) -> float:

@@ -20,6 +20,7 @@ import pulumi_kubernetes as kubernetes
 from infra.components.k8s.objects import Objects, declare
 from infra.facts import NAMESPACE
 from manifests.labels import EXPERIMENTS
+from manifests.names import METRICS_PORT
 from spec.facts import Site
 
 COLLECTOR_NAMESPACE = "gmp-system"
@@ -93,9 +94,10 @@ def _closed(namespace: str) -> dict[str, Any]:
 
 
 def _metrics(namespace: str) -> dict[str, Any]:
-    """Managed collection scrapes Ray's metrics."""
+    """Managed collection scrapes Ray's metrics, and those of service replicas."""
     collectors = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": COLLECTOR_NAMESPACE}}}
-    rule = {"from": [collectors], "ports": [{"port": RAY_METRICS_PORT, "protocol": "TCP"}]}
+    ports = [{"port": port, "protocol": "TCP"} for port in (RAY_METRICS_PORT, METRICS_PORT)]
+    rule = {"from": [collectors], "ports": ports}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -23,6 +23,7 @@ def shared_services(ray: SharedRay, *, region: RegionFacts, site: Site) -> Share
         cluster=region.name, region=region.region, namespace=NAMESPACE, image=ray.image, bucket=bucket,
         services=ray.services, site=site, manifest=ray.manifest.replace("{bucket}", bucket), first_port=ray.first_port,
         ray_version=ray.ray_version, head_cores=ray.head_cpu, head_memory=ray.head_memory, head_state=state,
+        token_secret=ray.token_secret,
     )  # fmt: skip
 
 

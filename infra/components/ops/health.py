@@ -7,7 +7,7 @@ takes it away for days and is rate limited: nothing here does it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ import pulumi_kubernetes as kubernetes
 from infra.components.k8s.namespaces import RAY_METRICS_PORT, RAY_PODS
 from infra.components.k8s.objects import Objects, declare
 from infra.facts import NAMESPACE
+from manifests.labels import EXPERIMENT, LEARNER, ROLE
+from manifests.names import METRICS_PORT_NAME, SERVICE
 from manifests.values import seconds
 from spec.stack_platform import Health
 
@@ -75,27 +77,28 @@ def xid_objects(health: Health) -> Objects:
 
 
 def monitoring_objects() -> Objects:
-    """What managed collection scrapes besides DCGM, which it knows: Ray's own metrics, of all pods of Ray clusters."""
-    endpoint = {"interval": "30s", "port": RAY_METRICS_PORT}
+    """What managed collection scrapes besides DCGM, which it knows: Ray's own metrics, of all pods of Ray clusters, and
+    those of service replicas.
+    """
     return [
-        {
-            "apiVersion": _MONITORING,
-            "kind": "ClusterPodMonitoring",
-            "metadata": {"name": "gkr-ray"},
-            "spec": {
-                "endpoints": [endpoint],
-                "selector": {"matchLabels": dict(RAY_PODS)},
-                "targetLabels": {
-                    "fromPod": [
-                        {"from": "gkr/experiment", "to": "experiment"},
-                        {"from": "gkr/learner", "to": "learner"},
-                        {"from": "gkr/role", "to": "role"},
-                    ],
-                    "metadata": ["node", "pod"],
-                },
-            },
-        }
+        _monitoring("gkr-ray", port=RAY_METRICS_PORT, selector=RAY_PODS),
+        _monitoring("gkr-services", port=METRICS_PORT_NAME, selector={ROLE: SERVICE}),
     ]
+
+
+def _monitoring(name: str, *, port: int | str, selector: Mapping[str, str]) -> dict[str, Any]:
+    """Pods with these labels, named by what they belong to."""
+    own = [{"from": label, "to": label.partition("/")[2]} for label in (EXPERIMENT, LEARNER, ROLE)]
+    return {
+        "apiVersion": _MONITORING,
+        "kind": "ClusterPodMonitoring",
+        "metadata": {"name": name},
+        "spec": {
+            "endpoints": [{"interval": "30s", "port": port}],
+            "selector": {"matchLabels": dict(selector)},
+            "targetLabels": {"fromPod": own, "metadata": ["node", "pod"]},
+        },
+    }
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,13 @@ import pytest
 
 from gkr.preparing import manifest_uri
 from services.prepare.store import exclusive
-from spec.shards import open_manifest
+from spec.shards import open_manifest, path_of
+from storage.cache import Cache
+from storage.datasets import held_shards, local_manifest
 from tests.builders import local_runs
-from tests.builders.pictures import image_folder
+from tests.builders.object_store import environment_of, serve_objects
+from tests.builders.pictures import encoded, image_folder, picture
+from tests.builders.tar_datasets import Picture, make_tar_dataset
 
 OPTIONS = ("--held-out", "0.2", "--shard-bytes", "8Ki")
 
@@ -43,6 +47,31 @@ def test_prepare_inspect_and_prepare_again(place: Path) -> None:
     assert f"page: {place / 'inspect' / 'pictures' / 'index.html'}" in seen.stdout
     told = json.loads(local_runs.gkr("data", "inspect", "data/pictures", "-o", "json", cwd=place).stdout)
     assert (told["digest"], told["train"] + told["test"]) == (digest, 20)
+
+
+def test_the_cache_is_shown_limited_and_pruned(tmp_path: Path) -> None:
+    some = [Picture(encoded(picture(number)), 32, 24) for number in range(12)]
+    here = make_tar_dataset(tmp_path / "pictures", train=some, per_shard=4)
+    with serve_objects(tmp_path) as server, environment_of(server):
+        bucket = server.open()
+        for path in path_of(here).parent.iterdir():
+            bucket.send(path.name, path)
+        uri = f"{bucket.uri}/manifest.json"
+        local = local_manifest(uri, cache=tmp_path / "cache", splits=())
+        with held_shards(uri, shards=open_manifest(here).splits.train[:2], local=local):
+            pass
+    ask = ("data", "cache", "--folder", "cache")
+    shown = local_runs.gkr(*ask, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "pictures  " in shown.stdout
+    assert "3 of 4" in shown.stdout, "two shards and the index"
+    told = json.loads(local_runs.gkr(*ask, "--limit", "1Gi", "-o", "json", cwd=tmp_path).stdout)
+    assert told["limit_bytes"] == Cache(tmp_path / "cache").limit_bytes == 2**30
+    assert told["counts"]["fetched_bytes"] == told["bytes"] == told["datasets"][0]["bytes"]
+    told = json.loads(local_runs.gkr(*ask, "--prune", "0Gi", "-o", "json", cwd=tmp_path).stdout)
+    assert told["copies"] == 1, "this process holds the index, which it asked for as a whole"
+    refused = local_runs.gkr(*ask, "--limit", "5", cwd=tmp_path)
+    assert (refused.returncode, "5 has no unit" in refused.stderr) == (3, True)
 
 
 def test_interrupted_it_leaves_nobody_behind_and_the_next_one_goes_on(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from manifests.rayjob import RAY_VERSION
 from manifests.render import APPLY_ORDER, learner_objects, render, syncer_objects
 from spec.machines import machine
 from spec.plan import Plan
-from tests.builders.plans import CASES, SUBBLOCK, digits, mega_run, pod_templates, portrait, ultra
+from tests.builders.plans import CASES, SUBBLOCK, bed, digits, mega_run, planned, pod_templates, portrait, ultra
 
 PLANS = {name: make() for name, make in CASES.items()}
 each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -218,6 +218,39 @@ def test_every_gpu_pod_set_has_a_topology_request_and_no_other_has() -> None:
             assert found == {"kueue.x-k8s.io/podset-preferred-topology": SUBBLOCK}
         else:
             assert found == ({"kueue.x-k8s.io/podset-unconstrained-topology": "true"} if gpus else {})
+
+
+def test_a_command_with_services_of_its_own_has_keys_and_a_command_alone_has_none() -> None:
+    """Then its replicas hear their run only, as those of a training run do."""
+    services = "services:\n  judge: {kind: evaluate}\n"
+    text = "version: 1\nname: own\ngroups: [{nodes: 1, resources: {cpu: 1, memory: 1Gi}}]\nrun: python ask.py\n"
+    alone, asking = planned(text, [bed()]), planned(text + services, [bed()])
+    assert (alone.has_keys, asking.has_keys) == (False, True)
+    for plan in (alone, asking):
+        for template in templates(plan):
+            environment = variables(first_container(template))
+            assert (environment.get("GKR_SYNC_KEYS") == names.KEYS_DIR) == plan.has_keys
+            secrets = [one["secret"]["secretName"] for one in template["spec"]["volumes"] if "secret" in one]
+            assert secrets == [names.keys_secret(plan.home.job)] * plan.has_keys
+            assert ("securityContext" in template["spec"]) == plan.has_keys
+
+
+def test_who_asks_the_platforms_services_gets_their_token_and_nobody_else() -> None:
+    for learner in portrait().learners:
+        asks = any(one.shared_endpoints for one in learner.services)
+        for template in pod_templates(learner_objects(portrait(), learner)):
+            secrets = [one["secret"]["secretName"] for one in template["spec"]["volumes"] if "secret" in one]
+            assert ("gkr-services" in secrets) == asks
+            environment = variables(first_container(template))
+            assert environment.get("GKR_SHARED_KEYS") == (names.SHARED_KEYS_DIR if asks else None)
+
+
+def test_the_metrics_of_a_replica_are_where_collection_asks_for_them() -> None:
+    for template in templates(ultra()):
+        ports = {one["name"]: one["containerPort"] for one in first_container(template).get("ports", [])}
+        replica = template["metadata"]["labels"][labels.ROLE] == names.SERVICE
+        assert (ports.get(names.METRICS_PORT_NAME) == names.METRICS_PORT) == replica
+        assert (variables(first_container(template)).get("GKR_METRICS_PORT") == f"{names.METRICS_PORT}") == replica
 
 
 @each_plan

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -17,12 +22,15 @@ from services import hosting
 from services.client import ServiceClient
 from services.directory import write_directory
 from services.hosting import PollResult, ReplicaDeath, ServiceHosts, start_services
+from services.registry import CLASSES
 from services.service import Reply
 from spec.events import ServiceStats
 from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
+from spec.services import ServiceKind
 from spec.sync_keys import ENVIRONMENT, TOKEN
 from tests.builders.echo import EchoArgs, EchoReply
+from tests.builders.pictures import encoded, picture
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,13 +39,14 @@ pytestmark = [
 ]
 SECONDS = 60.0
 ECHO = "tests.builders.echo:Echo"
+KEY = "t" * 64
 
 
 @pytest.fixture(scope="module")
 def small_ray(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
     """With the keys of a run, as every process of a run has them."""
     keys = tmp_path_factory.mktemp("keys")
-    (keys / TOKEN).write_text("t" * 64)
+    (keys / TOKEN).write_text(KEY)
     os.environ[ENVIRONMENT] = f"{keys}"
     ray.init(
         "local",
@@ -46,7 +55,7 @@ def small_ray(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
         object_store_memory=80 * 2**20,
         log_to_driver=False,
         configure_logging=False,
-        resources={service_resource("echo"): 2},
+        resources={service_resource("echo"): 2, service_resource("maker"): 1},
         _node_ip_address="127.0.0.1",
     )
     yield
@@ -54,10 +63,13 @@ def small_ray(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
     del os.environ[ENVIRONMENT]
 
 
-def learner(*, replicas: int = 1, shared: list[str] | None = None) -> LearnerPlan:
+def learner(
+    *, name: str = "echo", kind: ServiceKind = "encode", replicas: int = 1, shared: list[str] | None = None,
+    shared_secret: str = "",
+) -> LearnerPlan:  # fmt: skip
     service = ServicePlan(
-        name="echo",
-        kind="encode",
+        name=name,
+        kind=kind,
         replicas=replicas,
         cpu=1,
         memory=2**30,
@@ -65,6 +77,7 @@ def learner(*, replicas: int = 1, shared: list[str] | None = None) -> LearnerPla
         queue_bytes=2**20,
         max_batch=4,
         shared_endpoints=shared or [],
+        shared_secret=shared_secret,
     )
     return LearnerPlan(
         name="east",
@@ -103,13 +116,13 @@ class Watched:
 
 
 @contextmanager
-def watched(tmp_path: Path, *, replicas: int = 1, path: str = ECHO) -> Generator[Watched]:
+def watched(tmp_path: Path, *, path: str = ECHO, **of_learner: Any) -> Generator[Watched]:
     hosts = start_services(
-        learner(replicas=replicas),
+        learner(**of_learner),
         manifest="",
         cache_dir=str(tmp_path),
         log_dir=str(tmp_path / "logs"),
-        classes={"encode": path},
+        classes={**CLASSES, "encode": path},
     )
     try:
         yield Watched(hosts, tmp_path / "directory.json")
@@ -196,6 +209,44 @@ def test_a_configuration_that_is_refused_is_not_tried_again(tmp_path: Path) -> N
 
         assert [death.restarted for death in service.deaths] == [False]
         assert "the weights are not there" in service.result.failed["echo-0"]
+
+
+@pytest.mark.usefixtures("small_ray")
+def test_a_replica_of_the_platform_does_not_serve_without_the_platforms_token(tmp_path: Path) -> None:
+    """Slow: shares the Ray of this file, whose processes have a run's keys only."""
+    with watched(tmp_path, shared_secret="gkr-services") as service:
+        service.until_serving(0, deaths=1)
+        assert [death.restarted for death in service.deaths] == [False]
+        assert "the token in Secret gkr-services, which is not here" in service.result.failed["echo-0"]
+
+
+@pytest.mark.usefixtures("small_ray")
+def test_a_dataset_is_prepared_by_a_replica_and_the_command_that_asks_has_the_runs_keys(tmp_path: Path) -> None:
+    """Slow: shares the Ray of this file. The command is told nothing but where the run's directory file is."""
+    source = tmp_path / "images"
+    source.mkdir()
+    for number in range(12):
+        (source / f"{number}.png").write_bytes(encoded(picture(number)))
+        (source / f"{number}.txt").write_text(f"picture {number}")
+    run = tmp_path / "run" / "state"
+    with watched(run, name="maker", kind="prepare") as service:
+        replica = service.until_serving(1).directory.replicas[0]
+        assert replica.sealed
+        directory, keys = run / "services-east.json", run / "keys" / "east"
+        write_directory(directory, directory=service.result.directory)
+        keys.mkdir(parents=True)
+        (keys / TOKEN).write_text(KEY)
+        command = [sys.executable, "-m", "gkr", "data", "prepare", f"{source}", "--to", f"{tmp_path / 'made'}"]
+        command += ["--services", f"{directory}", "--by", "maker", "-o", "json"]
+        environment = {name: value for name, value in os.environ.items() if name != ENVIRONMENT}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["done"], report["train"] + report["test"], report["captions"]) == (True, 12, 12)
+        [told] = service.poll().stats
+        assert told["requests"] >= 1
+        with urllib.request.urlopen(replica.metrics, timeout=SECONDS) as answer:
+            assert 'gkr_service_requests_total{class="blocking",service="maker"}' in answer.read().decode()
 
 
 def test_shared_replicas_are_in_the_directory_and_nothing_is_started(tmp_path: Path) -> None:

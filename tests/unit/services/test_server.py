@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +17,7 @@ import pytest
 import zmq
 
 from services.aio import AsyncServiceClient
-from services.client import ServiceClient
+from services.client import LocalClient, ServiceClient
 from services.directory import write_directory
 from services.server import Server
 from services.service import Call, Reply, Service, ServiceContext
@@ -346,6 +347,63 @@ def test_sealed_replicas_serve_those_of_their_run(tmp_path: Path, bytes_: int) -
             )
             np.testing.assert_array_equal(reply.tensors["x"], data)
         assert server.stats(timeout_seconds=SECONDS).violations == 0
+
+
+class Painter(Echo):
+    """Computes its tensors where its caller sees them, and keeps them."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self.kept: list[np.ndarray] = []
+
+    def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
+        for call in calls:
+            image = call.empty(300, 400, dtype=np.float32)
+            image[:] = len(self.kept)
+            self.kept.append(image)
+        return [Reply(EchoReply(text="", batch=1), {"x": one}) for one in self.kept[-len(calls) :]]
+
+
+@pytest.mark.parametrize("secret", [b"", b"s" * 32])
+def test_what_a_service_computes_in_place_is_sent_without_a_copy(tmp_path: Path, secret: bytes) -> None:
+    service = Painter(context(tmp_path))
+    with (
+        serving(service, tmp_path, secret=secret) as (_, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0", secret=secret)) as client,
+    ):
+        asked: dict[str, Any] = {"reply": EchoReply, "deadline_seconds": SECONDS}
+        replies = [client.call("echo", EchoArgs(text="x"), **asked).tensors["x"] for _ in range(3)]
+        assert [one[7, 7] for one in replies] == [0, 1, 2]
+        for one in service.kept:
+            one[7, 7] = 9
+        # The first travels as a frame and brings the arena; with the others both sides have the same bytes.
+        assert [one[7, 7] for one in replies] == [0, 9, 9]
+
+
+def test_a_service_without_a_socket_computes_into_memory_of_its_own(tmp_path: Path) -> None:
+    reply = LocalClient(Painter(context(tmp_path))).call(
+        "echo", EchoArgs(text="x"), reply=EchoReply, deadline_seconds=SECONDS
+    )
+    assert reply.tensors["x"].shape == (300, 400)
+    assert reply.tensors["x"].dtype == np.float32
+
+
+def test_large_replies_are_let_go_of_without_the_collector(tmp_path: Path) -> None:
+    """A cycle through the future kept each reply until the collector ran, so arenas ran full and tensors were copied
+    through the socket: at 16 MB a quarter of the speed."""
+    data = np.zeros(1 << 20, np.uint8)
+    with (
+        serving(Echo(context(tmp_path)), tmp_path) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+    ):
+        gc.disable()
+        try:
+            for _ in range(20):
+                client.call("echo", EchoArgs(text="x"), reply=EchoReply, tensors={"x": data}, deadline_seconds=SECONDS)
+            (lane,) = server._lanes.values()
+            assert lane.regions <= 1
+        finally:
+            gc.enable()
 
 
 def test_a_client_without_the_token_is_told_what_it_lacks(tmp_path: Path) -> None:

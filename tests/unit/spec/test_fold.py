@@ -22,6 +22,7 @@ from spec.events import (
     Restored,
     RunStatus,
     Score,
+    ServiceAsked,
     ServiceStats,
     StepMetrics,
     SyncFragmentLedger,
@@ -328,6 +329,23 @@ def test_a_loss_that_is_not_a_number_survives_the_file_and_is_no_final_loss() ->
     assert fold(read, PLAN).learners[0].final_loss == 0.5
 
 
+def test_a_platforms_service_is_what_the_clients_of_the_run_asked_of_it() -> None:
+    def asked(client: str, attempt: int, requests: int, *, errors: int = 0) -> ServiceAsked:
+        return ServiceAsked(
+            time=1.0, source="d", learner="east", service="captions", client=client, attempt=attempt,
+            requests=requests, errors=errors, p50_ms=2.0, p99_ms=8.0 + attempt,
+        )  # fmt: skip
+
+    log = [
+        asked("evaluation", 1, 5),
+        asked("evaluation", 1, 9),
+        asked("rank-0", 1, 100),
+        asked("rank-0", 2, 50, errors=2),
+    ]
+    summary = fold(log, PLAN).services["captions"]
+    assert (summary.requests, summary.errors, summary.p50_ms, summary.p99_ms) == (159, 2, 2.0, 10.0)
+
+
 def test_services_are_merged_by_name_over_learners_replicas_and_incarnations() -> None:
     def stats(learner: str, incarnation: int, requests: int, p50: float, p99: float) -> ServiceStats:
         return ServiceStats(
@@ -446,3 +464,28 @@ def test_the_summary_has_every_key_of_the_contract() -> None:
         "blocked_seconds",
     }
     assert want <= set(dumped["learners"][0])
+
+
+def test_waiting_is_a_share_of_the_time_behind_the_first_round_of_each_attempt() -> None:
+    def told(at: float, *, attempt: int, version: int, data: float, services: float) -> Event:
+        waited = {"data": data, "services": services}
+        made = step(Clock(), "east", attempt=attempt, step=1)
+        return made.model_copy(update={"time": at, "round": version, "waited_seconds": waited})
+
+    log = [
+        told(0, attempt=1, version=0, data=2.0, services=9.0),
+        told(10, attempt=1, version=1, data=4.0, services=9.5),
+        told(30, attempt=1, version=2, data=4.2, services=9.5),
+        told(99, attempt=2, version=2, data=7.0, services=0.0),  # counters begin anew
+        told(100, attempt=2, version=3, data=8.0, services=1.0),
+        told(120, attempt=2, version=4, data=8.2, services=1.2),
+    ]
+    east = fold(log, PLAN).learners[0]
+    assert (east.waited.data, east.waited.services) == pytest.approx((0.4 / 40, 0.2 / 40))
+    short = fold([*log[:1], log[1].model_copy(update={"round": 0})], PLAN).learners[0]
+    assert short.waited.data == pytest.approx(0.2), "a run of one round has nothing behind it"
+
+
+def test_samples_of_steps_of_unequal_size_are_those_of_the_position() -> None:
+    log = [one.model_copy(update={"position": 1234}) if isinstance(one, LearnerFinished) else one for one in a_run()]
+    assert {one.samples for one in fold(log, PLAN).learners} == {1234}

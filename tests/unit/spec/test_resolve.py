@@ -208,6 +208,43 @@ def test_a_batch_that_the_ranks_cannot_share_proposes_ones_that_they_can() -> No
     assert found.hint == "use 60 or 66"
 
 
+SIZES = ("data.buckets.step=8", "train.model.image_size=32")
+
+
+def test_sizes_by_shape_have_about_the_pixels_of_a_square_batch_and_need_no_even_share() -> None:
+    plan = resolved(LOCAL, overrides=[*SIZES, "train.batch=63"])
+    found = {(one.width, one.height): one.batch for one in plan.buckets}
+    assert found[32, 32] == 63
+    assert {(40, 24), (24, 40)} <= found.keys()
+    for (width, height), batch in found.items():
+        assert max(width / height, height / width) <= 2
+        assert width % 8 == height % 8 == 0
+        assert 0 <= 63 * 32 * 32 - batch * width * height < width * height
+    assert Plan.read_json(plan.write_json()) == plan
+    assert not resolved(LOCAL).buckets
+    assert "buckets" not in resolved(LOCAL).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (["data.buckets.step=3"], "3 is not between the model's patches and its images", "one of 2, 4, 8, 16, 32"),
+        (["data.buckets.step=12"], "12 is not between", "one of 2, 4, 8, 16, 32"),
+        (["data.buckets.max_aspect=1"], "step 8 and max_aspect 1 make 1 sizes", "lower step or raise max_aspect"),
+        (
+            ["data.buckets.step=2", "data.buckets.max_aspect=16", "train.model.image_size=512"],
+            "step 2 and max_aspect 16 make 385 sizes",
+            "raise step or lower max_aspect",
+        ),
+        (["train.batch=1"], "train.batch: 1 samples cannot be shared by the 2 ranks of learner east", "at least 2"),
+    ],
+)
+def test_sizes_that_fit_no_model_are_refused(overrides: list[str], message: str, hint: str) -> None:
+    found = refused(LOCAL, *SIZES, *overrides)[0]
+    assert message in found.message
+    assert hint in found.hint
+
+
 def test_a_shard_size_that_does_not_divide_the_ranks_lists_those_that_do() -> None:
     found = only(GPU, "train.shard_size=3", facts=regions())
     assert found.message == "train.shard_size: 3 does not divide the 16 ranks of learner east"
@@ -397,6 +434,17 @@ def test_a_shared_service_without_an_endpoint_in_the_facts_is_refused() -> None:
     assert found.hint == "remove shared: true to start a private one"
     empty = {"judge": SharedService(kind="evaluate", endpoints=[])}
     assert "has no endpoint" in only(text, facts=[cluster("us-east5", pools={"a3-ultra": 2}, services=empty)]).message
+
+
+def test_a_shared_service_is_asked_by_the_platforms_name_with_the_platforms_token() -> None:
+    text = GPU + "  scorer: {kind: evaluate, shared: true}\n"
+    found = {"judge": SharedService(kind="evaluate", endpoints=["tcp://judge.platform:7500"], secret="gkr-services")}
+    plan = resolve_located(load(text), [cluster("us-east5", pools={"a3-ultra": 2}, services=found)], run=RUN, env={})
+    [scorer] = [one for one in plan.home.services if one.kind == "evaluate"]
+    assert (scorer.name, scorer.answers_to, scorer.shared_secret) == ("scorer", "judge", "gkr-services")
+    assert scorer.client("east/rank-0", run=RUN) == f"{RUN}/east/rank-0", "other runs have learners of that name too"
+    [encoder] = [one for one in plan.home.services if one.kind == "encode"]
+    assert encoder.client("east/rank-0", run=RUN) == "east/rank-0"
 
 
 def test_a_service_with_a_gpu_type_of_no_learner_is_refused() -> None:
@@ -650,7 +698,9 @@ def test_datasets_that_are_mixed_in_are_in_the_plan_with_all_weights() -> None:
     ]
     assert learner.data_weights == [3, 1]
     (alone,) = resolved(MIXED.replace("weight: 3", "").replace("  more:", "# ")).learners
-    assert (alone.data_more, alone.data_weights) == ([], [])
+    assert (alone.data_more, alone.data_weights, alone.data_cache_limit) == ([], [], None)
+    (limited,) = resolved(MIXED.replace("weight: 3", "cache_limit: 2Ti")).learners
+    assert limited.data_cache_limit == 2 * 2**40
 
 
 def test_a_dataset_that_is_mixed_in_twice_is_refused() -> None:

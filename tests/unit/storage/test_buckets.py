@@ -107,6 +107,16 @@ def test_a_large_object_goes_there_and_back_in_pieces(bucket: Bucket, tmp_path: 
     assert (tmp_path / "deep" / "copy").read_bytes() == LARGE
     assert bucket.send("sent", tmp_path / "deep" / "copy") == len(LARGE)
     assert bucket.digest("sent") == want
+    assert b"".join(bucket.pieces("large")) == LARGE
+    assert (
+        bytes(bucket.read_range("large", offset=PIECE_BYTES - 5, size=10)) == LARGE[PIECE_BYTES - 5 : PIECE_BYTES + 5]
+    )
+    with pytest.raises(DataError, match="7 bytes came instead of 10"):
+        bucket.read_range("large", offset=len(LARGE) - 7, size=10)
+    with pytest.raises(MissingError):
+        bucket.read_range("none", offset=0, size=10)
+    with pytest.raises(MissingError):
+        list(bucket.pieces("none"))
 
 
 def test_a_file_with_other_bytes_never_appears(bucket: Bucket, tmp_path: Path) -> None:

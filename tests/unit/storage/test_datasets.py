@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from spec.errors import DataError, UnreachableError
 from spec.shards import open_manifest, path_of, read_samples
-from storage import Bucket, datasets
-from storage.datasets import default_cache, fetch_shards, local_manifest, read_manifest
+from storage import Bucket
+from storage import cache as node_cache
+from storage.datasets import default_cache, held_shards, local_manifest, read_manifest
 from tests.builders.object_store import ObjectServer, environment_of
 from tests.unit.training.data.conftest import make_dataset
 
@@ -38,13 +40,13 @@ def uri_of(place: Bucket) -> str:
 
 
 def shards(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.glob("*/*.shard"))
+    return sorted(path.name for path in cache.glob("datasets/*/*.shard") if path.exists())
 
 
 def test_a_dataset_in_a_folder_stays_where_it_is(here: str, tmp_path: Path) -> None:
     assert local_manifest(here, cache=tmp_path / "cache") == here
-    fetch_shards(here, shards=open_manifest(here).splits.train, local=here)
-    assert not (tmp_path / "cache").exists()
+    with held_shards(here, shards=open_manifest(here).splits.train, local=here):
+        assert not (tmp_path / "cache").exists()
     assert read_manifest(here) == open_manifest(here)
 
 
@@ -61,8 +63,8 @@ def test_only_the_splits_that_are_asked_for_are_fetched(place: Bucket, tmp_path:
     assert shards(cache) == []
     assert local_manifest(uri_of(place), cache=cache, splits=("test",)) == first
     assert shards(cache) == ["test-0.shard"]
-    fetch_shards(uri_of(place), shards=open_manifest(first).splits.train[1:2], local=first)
-    assert shards(cache) == ["test-0.shard", "train-1.shard"]
+    with held_shards(uri_of(place), shards=open_manifest(first).splits.train[1:2], local=first):
+        assert shards(cache) == ["test-0.shard", "train-1.shard"]
 
 
 def test_what_is_here_is_not_fetched_again(place: Bucket, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_processes_that_start_together_share_one_copy(place: Bucket, tmp_path: P
     assert [process.exitcode for process in processes] == [0, 0, 0]
     local = local_manifest(uri_of(place), cache=tmp_path / "cache")
     assert list(read_samples(local, split="train")) == list(read_samples(here, split="train"))
-    assert not list((tmp_path / "cache").rglob(".partial-*"))
+    assert not list((tmp_path / "cache").glob("partial/*"))
 
 
 def test_damaged_and_missing_objects_are_named_and_never_appear(place: Bucket, tmp_path: Path) -> None:
@@ -111,17 +113,17 @@ def test_damaged_and_missing_objects_are_named_and_never_appear(place: Bucket, t
 def test_waiting_for_another_fetcher_has_a_deadline(
     place: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = local_manifest(uri_of(place), cache=tmp_path, splits=())
-    monkeypatch.setattr(datasets, "FETCH_SECONDS", 0.1)
-    with (
-        datasets._locked(path_of(local).parent / "train-0.shard"),
-        pytest.raises(UnreachableError, match="another process has been fetching"),
-    ):
-        local_manifest(uri_of(place), cache=tmp_path)
+    shard = open_manifest(local_manifest(uri_of(place), cache=tmp_path, splits=())).splits.train[0]
+    monkeypatch.setattr(node_cache, "FETCH_SECONDS", 0.1)
+    node_cache.Cache(tmp_path)
+    with (tmp_path / "partial" / f"{shard.sha256}.other").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UnreachableError, match="another process has been fetching"):
+            local_manifest(uri_of(place), cache=tmp_path)
 
 
-def test_all_processes_of_a_pod_share_the_folder_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GKR_RUN_DIR", str(tmp_path))
-    assert default_cache() == tmp_path / "data"
-    monkeypatch.delenv("GKR_RUN_DIR")
-    assert default_cache().name.startswith("gkr-data-")
+def test_all_processes_of_a_pod_share_the_folder_of_the_run_and_all_runs_of_a_laptop_one(tmp_path: Path) -> None:
+    pod = {"GKR_RUN_DIR": str(tmp_path), "GKR_ROLE": "trainer"}
+    assert default_cache(pod) == tmp_path / "data"
+    assert default_cache({**pod, "GKR_DATA_CACHE": "/large"}) == Path("/large")
+    assert default_cache({"GKR_RUN_DIR": str(tmp_path), "XDG_CACHE_HOME": "/c"}) == Path("/c/gkr/data")

@@ -105,6 +105,19 @@ def test_the_crop_lies_where_it_is_asked_for() -> None:
     assert middle[:, 1, 0].min() == middle[:, -2, 2].min() == 255
 
 
+@pytest.mark.parametrize(("size", "place"), [((57, 20), {"across": 0.37}), ((40, 33), {"down": 0.71})])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_crop_that_needs_no_scaling_has_the_images_own_pixels(
+    size: tuple[int, int], place: dict[str, float], channels: int
+) -> None:
+    """Where it would begin between two pixels, it begins at the nearest."""
+    whole = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    pixels = whole if channels == 3 else whole[:, :, 0]
+    found = decoded(encoded(pixels), 40, 20, channels, **place)
+    left, top = round(17 * place.get("across", 0)), round(13 * place.get("down", 0))
+    assert np.array_equal(found, pixels[top : top + 20, left : left + 40].reshape(20, 40, channels))
+
+
 def test_a_large_jpeg_is_reduced_while_it_is_decoded_and_looks_the_same() -> None:
     generator = np.random.default_rng(0)
     smooth = Image.fromarray(generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((1600, 1200))

@@ -13,7 +13,8 @@ import pytest
 
 from spec.errors import DataError
 from storage.index import ITEM
-from storage.tar_shards import OPEN_SHARDS, TarShards, TarShardWriter
+from storage.shard_files import OPEN_SHARDS, in_place
+from storage.tar_shards import TarShards, TarShardWriter
 
 TEXTS: list[dict[str, Any]] = [{"caption": f"Größe {n} é", "label": n} for n in range(5)]
 
@@ -41,7 +42,7 @@ def test_any_tool_opens_it_and_samples_are_read_at_random(tmp_path: Path) -> Non
         member = archive.extractfile("00000003.jpg")
         assert member is not None
         assert member.read() == b"\x03" * 539
-    shards = TarShards([tmp_path / "0.tar"])
+    shards = TarShards(in_place([tmp_path / "0.tar"]))
     for n in (3, 0, 4):
         assert shards.read(rows[n]) == (bytes([n]) * (500 + n * 13), TEXTS[n])
     shards.close()
@@ -66,7 +67,7 @@ def test_damage_is_met_where_it_is(tmp_path: Path, damage: str) -> None:
     else:
         del data[at + 100 :]
     (tmp_path / "0.tar").write_bytes(data)
-    shards = TarShards([tmp_path / "0.tar"])
+    shards = TarShards(in_place([tmp_path / "0.tar"]))
     assert shards.read(rows[1])[1] == TEXTS[1]
     with pytest.raises(DataError, match=f"byte {at} is damaged"):
         shards.read(rows[2])
@@ -78,7 +79,7 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
     rows = written(paths[0])
     for path in paths[1:]:
         path.write_bytes(paths[0].read_bytes())
-    shards = TarShards(paths)
+    shards = TarShards(in_place(paths))
     before = descriptors()
     for number in range(len(paths)):
         rows[1]["shard"] = number

@@ -28,13 +28,6 @@ FLAT = {"warmup_samples": 0}
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    one = Zygote.start()
-    yield one
-    one.close()
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     manifest = f"{folder.as_uri()}/data/digits/manifest.json"
@@ -96,6 +89,9 @@ def test_decoupled_learners_of_unequal_worlds_end_with_equal_weights(start: Star
     run.train()
     found = check_end(run)
     assert all(one.ledger.pending == 0 for one in found.learners), "what was pending came with the last contribution"
+    assert run.plan.syncer is not None
+    above = sum(one.ledger.merged for one in found.learners) - run.plan.syncer.target_samples
+    assert 0 <= above <= len(run.worlds) * run.plan.syncer.round_samples, "at most a round of each learner"
     discarded = sum(one.ledger.discarded for one in found.learners)
     assert (discarded > 0) == ("adopt" in sync), "only overwriting drops the steps made while waiting"
 

@@ -68,6 +68,12 @@ def test_bfloat16_compute_agrees_within_its_rounding(worlds: dict[str, Any]) -> 
     assert (alone != exact).any(), "it did compute in bfloat16"
 
 
+def test_ranks_that_work_on_different_batches_are_named_before_anything_changes(tmp_path: Path) -> None:
+    found = run_worlds("apart", tmp_path)
+    said = "of 3 ranks, those with the numbers 2 worked on another batch than the others"
+    assert list(found.values()) == [{"said": said, "changed": False}] * 3
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Any:
     """A process group of this process alone."""
@@ -92,7 +98,9 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
         condition=torch.zeros(config.batch, 16),
         drop=torch.zeros(config.batch, dtype=torch.bool),
     )
-    done = train_step(network, optimizer=optimizer, ema=ema, batch=batch, config=config, learning_rate=1e-2)
+    done = train_step(
+        network, optimizer=optimizer, ema=ema, batch=batch, config=config, learning_rate=1e-2, samples=config.batch
+    )
     assert not done.applied
     assert not np.isfinite(done.loss)
     after = (gather_local(network), ema.vector, optimizer.exp_avg)

@@ -16,7 +16,7 @@ from gkr.cluster.launch import Prepared, connected, launch
 from gkr.cluster.registry import ClusterEntry, add_entry
 from gkr.runs import Run, read_state
 from spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, GkrError, RefusedError
-from spec.facts import Site
+from spec.facts import ClusterFacts, Site
 from tests.builders.api_double import ApiDouble, serving
 from tests.builders.cluster_runs import PAIR, TINY, entry, facts, furnish, prepared, started
 
@@ -52,6 +52,15 @@ def _tiny(double: ApiDouble, folder: Path, *, text: str = TINY, env: dict[str, s
     found, one = facts(folder / "bucket"), entry(double, folder)
     add_entry(one, facts=found, replace=True)
     return prepared(text, [found], [one], env=env)
+
+
+def _across(double: ApiDouble, other: ApiDouble, folder: Path) -> tuple[str, list[ClusterFacts], list[ClusterEntry]]:
+    """An experiment with a learner in each of two clusters, the clusters' facts, and the way to them."""
+    clusters = [facts(folder / "b0"), facts(folder / "b1", name="far")]
+    text = PAIR.replace("west, cluster: any", "west, cluster: far").replace(
+        "east, cluster: any", "east, cluster: double"
+    )
+    return text, clusters, [entry(double, folder), entry(other, folder, name="far")]
 
 
 def _launch(prepared: Prepared, folder: Path) -> Run:
@@ -91,12 +100,9 @@ def test_values_of_the_caller_are_in_a_secret_and_nowhere_else(
 def test_keys_of_the_sync_are_in_secrets_that_go_with_their_jobs_and_nowhere_else(
     double: ApiDouble, other: ApiDouble, tmp_path: Path
 ) -> None:
-    clusters = [facts(tmp_path / "b0"), facts(tmp_path / "b1", name="far")]
-    text = PAIR.replace("west, cluster: any", "west, cluster: far").replace(
-        "east, cluster: any", "east, cluster: double"
-    )
+    text, clusters, entries = _across(double, other, tmp_path)
     text = text.replace("run: |\n  echo hello", TRAINED)
-    ready = prepared(text, clusters, [entry(double, tmp_path), entry(other, tmp_path, name="far")])
+    ready = prepared(text, clusters, entries)
     run, syncer = _launch(ready, tmp_path), ready.plan.syncer
     assert syncer is not None
     east, west = ready.plan.learner("east").job, ready.plan.learner("west").job
@@ -121,14 +127,20 @@ def test_keys_of_the_sync_are_in_secrets_that_go_with_their_jobs_and_nowhere_els
     assert run.path.exists()
 
 
+def test_a_command_with_services_gets_keys_without_a_syncer(double: ApiDouble, tmp_path: Path) -> None:
+    text = TINY + "services:\n  judge: {kind: evaluate, replicas: 2}\n"
+    ready = prepared(text, [facts(tmp_path / "bucket")], [entry(double, tmp_path)])
+    _launch(ready, tmp_path)
+    [secret] = [one for (kind, _, _), one in double.objects.items() if kind == "Secret"]
+    assert secret["metadata"]["name"] == f"{ready.plan.home.job}-keys"
+    assert [one["kind"] for one in secret["metadata"]["ownerReferences"]] == ["RayJob"]
+    assert len(secret["stringData"]["token"]) == 64
+
+
 def test_what_was_created_is_removed_when_a_later_creation_fails(
     double: ApiDouble, other: ApiDouble, tmp_path: Path
 ) -> None:
-    clusters = [facts(tmp_path / "b0"), facts(tmp_path / "b1", name="far")]
-    text = PAIR.replace("west, cluster: any", "west, cluster: far").replace(
-        "east, cluster: any", "east, cluster: double"
-    )
-    entries = [entry(double, tmp_path), entry(other, tmp_path, name="far")]
+    text, clusters, entries = _across(double, other, tmp_path)
     ready = prepared(text, clusters, entries)
     # Dry-run passes, the creation itself does not: a rule that looks at what is there only then.
     job = ready.plan.learner("west").job
@@ -167,6 +179,25 @@ def test_every_problem_is_named_at_once_and_nothing_is_created(double: ApiDouble
         assert part in message, message
     assert _kinds_created(double) == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_second_run_across_clusters_with_the_same_home_is_refused_until_the_first_has_ended(
+    double: ApiDouble, other: ApiDouble, tmp_path: Path
+) -> None:
+    """The home cluster has one address at which learners of other clusters find a syncer."""
+    text, clusters, entries = _across(double, other, tmp_path)
+    text = text.replace("run: |\n  echo hello", TRAINED)
+    first = _launch(prepared(text, clusters, entries), tmp_path)
+    second = prepared(text.replace("name: pair", "name: second"), clusters, entries, run="20261130-150000-second")
+    with pytest.raises(RefusedError, match="has the address") as caught:
+        _launch(second, tmp_path)
+    assert first.name in caught.value.message
+    assert "gkr cancel pair" in (caught.value.hint or "")
+    assert double.names("Job") == [one for one in double.names("Job") if "pair" in one], "nothing was created"
+    (job,) = (one for (kind, _, _), one in double.objects.items() if kind == "Job")
+    job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    _launch(second, tmp_path)
+    assert len(double.names("Job")) == 2
 
 
 def test_server_side_refusal_is_quoted(double: ApiDouble, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gkr.syncing.told import told_status
-from spec.events import Event, LearnerFinished, Note, SyncMember, SyncMerged, SyncWaiting
+from spec.events import Event, Note, SyncLedger, SyncMember, SyncMerged, SyncWaiting
 from tests.builders.synthetic_run import INNER_STEPS, synthetic_events, synthetic_plan
 
 PLAN = synthetic_plan()
@@ -52,8 +52,8 @@ def test_an_alarm_stands_until_the_next_merge() -> None:
     assert told_status(PLAN, [merged(7), alarm, merged(8)])[0].alarm == ""
 
 
-def test_weights_are_final_when_all_learners_have_ended_well(tmp_path: Path) -> None:
-    """In decoupled mode the last merge is made final afterwards, so that its own event does not say it."""
+def test_the_count_says_that_the_weights_are_final(tmp_path: Path) -> None:
+    """In decoupled mode a run is made final after its last merge, so that the merge's own event does not say it."""
     events = [
         one.model_copy(update={"final": False}) if isinstance(one, SyncMerged) else one
         for one in synthetic_events(tmp_path)
@@ -61,8 +61,9 @@ def test_weights_are_final_when_all_learners_have_ended_well(tmp_path: Path) -> 
     opened = SyncWaiting(time=events[-1].time, source="syncer", round=17, arrived=[], waiting_for=[])
     final, _ = told_status(PLAN, [*events, opened])
     assert (final.state, final.fragments[0].stage) == ("FINAL", "")
-    first = next(at for at, one in enumerate(events) if isinstance(one, LearnerFinished))
-    assert told_status(PLAN, events[: first + 1])[0].state == "SERVING"
+    said = next(at for at, one in enumerate(events) if isinstance(one, SyncLedger) and one.final)
+    assert told_status(PLAN, events[:said])[0].state == "SERVING"
+    assert told_status(PLAN, events[: said + 1])[0].state == "FINAL"
 
 
 def test_a_whole_run_is_told_to_its_end(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from infra.components.ops.health import alerts, controller_objects, monitoring_objects, xid_objects
+from manifests.names import METRICS_PORT_NAME
 from spec.stack_platform import Health
 
 
@@ -54,6 +55,11 @@ def test_limits_come_from_the_configuration() -> None:
     assert found["xid"].duration_seconds == 300
 
 
-def test_rays_metrics_carry_the_experiment() -> None:
-    [one] = monitoring_objects()
-    assert {"from": "gkr/experiment", "to": "experiment"} in one["spec"]["targetLabels"]["fromPod"]
+def test_metrics_of_ray_and_of_replicas_carry_the_experiment() -> None:
+    found = {one["metadata"]["name"]: one["spec"] for one in monitoring_objects()}
+    assert found.keys() == {"gkr-ray", "gkr-services"}
+    for one in found.values():
+        assert {"from": "gkr/experiment", "to": "experiment"} in one["targetLabels"]["fromPod"]
+    replicas = found["gkr-services"]
+    assert [one["port"] for one in replicas["endpoints"]] == [METRICS_PORT_NAME]
+    assert replicas["selector"] == {"matchLabels": {"gkr/role": "service"}}

@@ -37,7 +37,7 @@ def test_every_namespace_has_the_account_without_rights_and_is_closed() -> None:
     assert set(policies) == {("gkr-0", "closed"), ("gkr-0", "metrics"), ("gkr-system", "metrics")}
     assert policies["gkr-0", "closed"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     [rule] = policies["gkr-0", "metrics"]["ingress"]
-    assert [one["port"] for one in rule["ports"]] == [8080]
+    assert [one["port"] for one in rule["ports"]] == [8080, 9464]
     assert not [one for one in content_objects(["gkr-0"], site=Site(), secrets={}) if one["kind"] == "ServiceAccount"]
 
 

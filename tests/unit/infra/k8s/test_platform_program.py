@@ -105,6 +105,16 @@ def test_the_syncers_address_lets_only_other_regions_in() -> None:
     assert access.inputs["metadata"]["annotations"]["networking.gke.io/load-balancer-type"] == "Internal"
 
 
+def test_facts_name_the_secret_that_shared_services_want_and_their_pods_mount_it() -> None:
+    recorded = run_platform(EAST, "shared.token_secret=gkr-services")
+    facts = ClusterFacts.model_validate(recorded.outputs["facts"])
+    assert {one.secret for one in facts.services.values()} == {"gkr-services"}
+    [cluster] = recorded.of("kubernetes:ray.io/v1:RayCluster")
+    pods = [group["template"]["spec"] for group in cluster.inputs["spec"]["workerGroupSpecs"]]
+    mounted = [one["secret"]["secretName"] for pod in pods for one in pod["volumes"] if "secret" in one]
+    assert mounted == ["gkr-services"] * len(pods)
+
+
 def test_a_region_that_was_never_up_is_named_with_the_command() -> None:
     with pytest.raises(ConfigError) as refused:
         run_platform(EAST, region={})

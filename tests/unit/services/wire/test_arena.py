@@ -6,11 +6,12 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from services.wire.arena import (
+    MAX_RELEASED,
     ArenaError,
     Place,
     ReadArena,
@@ -74,6 +75,63 @@ def test_what_does_not_fit_is_not_written_at_all() -> None:
     assert arena.write([bytes(MIB // 2)]) is not None
 
 
+def test_what_is_computed_into_a_region_is_read_there_and_not_copied() -> None:
+    arena = SendArena(MIB)
+    reader = ReadArena(arena.address)
+    room = arena.room(200_000)
+    assert room is not None
+    image = room.view(np.float32).reshape(100, 500)
+    image[:] = 5
+    (place,) = arena.write([image.reshape(-1).view(np.uint8).data]) or []
+    image[1, 1] = 7  # where the other side sees it: these are the same bytes
+    seen = np.frombuffer(reader.read(place), dtype=np.float32).reshape(100, 500)
+    assert seen[0, 0] == 5
+    assert seen[1, 1] == 7
+
+
+def test_a_region_is_free_when_neither_side_has_it() -> None:
+    """Sent twice, as an answer that was asked for again is; read twice; and kept by whoever computed it."""
+    arena = SendArena(MIB)
+    room = arena.room(200_000)
+    assert room is not None
+    tensor = room.view(np.uint16)
+    del room
+    frame = tensor.view(np.uint8).data
+    (first,), (second,) = arena.write([frame]) or [], arena.write([frame]) or []
+    assert first == second
+    for _ in range(5):  # more often than it was sent: the other side may say what it likes
+        arena.release(first.number)
+    assert arena.used == 1
+    (third,) = arena.write([frame]) or []
+    del tensor, frame
+    assert arena.used == 1
+    arena.release(third.number)
+    assert arena.used == 0
+    assert arena.room(MIB) is None
+
+
+def test_a_part_of_a_room_is_copied() -> None:
+    """Its number stands in front of the room, and not in front of the part."""
+    arena = SendArena(MIB)
+    reader = ReadArena(arena.address)
+    room = arena.room(200_000)
+    assert room is not None
+    room[:] = 1
+    (place,) = arena.write([room[1000:].data]) or []
+    room[:] = 2
+    assert set(reader.read(place)) == {1}
+
+
+def test_rooms_outlive_their_arena_and_there_are_none_after_it() -> None:
+    arena = SendArena(MIB)
+    room = arena.room(1000)
+    assert room is not None
+    arena.close()
+    room[:] = 5
+    assert room.sum() == 5000
+    assert arena.room(1000) is None
+
+
 def test_a_region_that_was_reused_is_found() -> None:
     arena = SendArena(MIB)
     reader = ReadArena(arena.address)
@@ -89,7 +147,7 @@ def test_places_outside_the_arena_are_refused(change: dict[str, int]) -> None:
     arena = SendArena(MIB)
     (place,) = arena.write([b"x"]) or []
     with pytest.raises(ArenaError, match="not in an arena"):
-        ReadArena(arena.address).read(replace(place, **change))
+        ReadArena(arena.address).read(place._replace(**change))
 
 
 def test_another_file_process_or_size_is_refused() -> None:
@@ -122,7 +180,14 @@ def test_envelopes() -> None:
     assert is_envelope(packed)
     assert not is_envelope(b"\x9e\x01")
     assert not is_envelope(b"")
-    assert unpack_envelope(packed, most=16) == places
-    for broken in (packed[:3], packed[:-1], packed + b"x", b"\xc1\0\0\0", pack_envelope(places * 10)):
+    assert unpack_envelope(packed + b"rest", most=16) == (places, (), len(packed))
+    both = pack_envelope(places, released=(7, 2**63))
+    assert unpack_envelope(both + b"rest", most=16) == (places, (7, 2**63), len(both))
+    released = range(MAX_RELEASED + 1)
+    many = pack_envelope([], released=released[1:])
+    assert unpack_envelope(many, most=16) == ([], tuple(released[1:]), len(many))
+    for broken in (packed[:3], packed[:-1], both[:-1], b"\xc1\0\0\0", pack_envelope(places * 10)):
         with pytest.raises(ArenaError):
             unpack_envelope(broken, most=16)
+    with pytest.raises(ArenaError):
+        unpack_envelope(pack_envelope([], released=released), most=16)

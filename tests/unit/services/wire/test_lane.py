@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.wire import lane as module
-from services.wire.arena import ENVELOPE
+from services.wire.arena import ARENA_BYTES, ENVELOPE, pack_envelope
 from services.wire.frames import Buffer, FrameError, Header, Kind, Message, encode_tensors, pack, unpack
 from services.wire.lane import LANE_KINDS, Lane
 
@@ -36,8 +36,8 @@ def deliver(sender: Lane, receiver: Lane, messages: Sequence[Sequence[Buffer]]) 
     return found, size
 
 
-def agreed(**options: int) -> tuple[Lane, Lane]:
-    sender, receiver = Lane(shared=True, **options), Lane(shared=True)
+def agreed(*, arena_bytes: int = ARENA_BYTES) -> tuple[Lane, Lane]:
+    sender, receiver = Lane(shared=True, arena_bytes=arena_bytes), Lane(shared=True)
     deliver(sender, receiver, sender.outgoing(message(LARGE)))
     return sender, receiver
 
@@ -67,7 +67,7 @@ def test_a_region_is_used_again_only_when_nobody_looks_at_it_any_more() -> None:
         gc.collect()
         deliver(receiver, sender, receiver.releases())
         assert view.tolist() == LARGE[10:20].tolist()
-    assert receiver.releases() == []
+    assert receiver.releases() == ()
     del view
     gc.collect()
     assert len(receiver.releases()) == 1
@@ -97,22 +97,38 @@ def test_everything_else_travels_as_frames(case: str, monkeypatch: pytest.Monkey
 
 def test_nonsense_about_arenas_is_refused() -> None:
     sender, receiver = agreed()
-    frames = sender.outgoing(message(LARGE))[0]
-    assert frames[0][0] == ENVELOPE
+    (frame,) = sender.outgoing(message(LARGE))[0]
+    assert frame[0] == ENVELOPE
     with pytest.raises(FrameError, match="without an arena"):
-        Lane(shared=True).opened(frames)
+        Lane(shared=True).opened([frame])
     with pytest.raises(FrameError, match="without an arena"):
-        receiver.opened(frames[:2])
-    broken = bytearray(frames[0])
+        receiver.opened([frame, b"one more"])
+    broken = bytearray(frame)
     broken[4] ^= 0xFF
     with pytest.raises(FrameError, match="region"):
-        receiver.opened([broken, *frames[1:]])
+        receiver.opened([broken])
     with pytest.raises(FrameError, match="does not concern arenas"):
         sender.handle(Header(kind=Kind.BYE))
     for address in ((), (1,), (1, 2, 3, 4), (2**50, 1, 1, 1)):
         (answer,) = Lane(shared=True).handle(Header(kind=Kind.ARENA, arena=address))
         assert unpack(answer).header.credit == 0
-    assert Lane(shared=True).handle(Header(kind=Kind.RELEASE, released=(1, 2))) == []
+    released = [pack_envelope([], released=[1, 2, 2**60]) + bytes(pack(Header(kind=Kind.RELEASE))[0])]
+    for lane in (Lane(shared=True), sender):
+        assert unpack(lane.opened(released)).header.kind is Kind.RELEASE
+        assert lane.handle(Header(kind=Kind.RELEASE)) == []
+
+
+def test_what_was_read_is_told_with_the_next_message_whatever_it_is() -> None:
+    sender, receiver = agreed()
+    (one,), _ = deliver(sender, receiver, sender.outgoing(message(LARGE)))
+    assert receiver.releases() == ()
+    del one
+    gc.collect()
+    (request,) = receiver.outgoing(pack(Header(kind=Kind.REQUEST, request=2)))
+    assert receiver.releases() == ()
+    assert sender.regions == 1
+    assert unpack(sender.opened(request)).header.request == 2
+    assert sender.regions == 0
 
 
 def test_tensors_stay_readable_after_the_connection_is_gone() -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec.buckets import Bucket, equal_cost, make_sizes
 from storage.index import ITEM
-from training.data.buckets import Bucket, assign, bucket_codes, equal_cost, join_rare, make_sizes
+from training.data.buckets import assign, bucket_codes, join_rare
 
 
 def test_sizes_of_an_area_are_what_image_trainers_use() -> None:

@@ -21,7 +21,7 @@ from training.data.loader import Loader, LocalBatch
 from training.data.plan import Refs
 
 MODEL = ModelConfig(image_size=4, channels=1)
-ARRAYS = ("images", "text", "labels", "noise", "time", "drop")
+ARRAYS = ("images", "text", "labels", "embeddings", "noise", "time", "drop")
 REFS = ("source", "sample", "epoch")
 SECONDS = 30.0
 DESCRIPTORS = Path("/proc/self/fd")
@@ -59,6 +59,8 @@ def joined(parts: Sequence[LocalBatch]) -> LocalBatch:
         captions=[caption for part in parts for caption in part.captions],
         ids=[number for part in parts for number in part.ids],
         refs=Refs(*(np.concatenate([getattr(part.refs, name) for part in parts]) for name in REFS)),
+        whole=parts[0].whole,
+        mark=parts[0].mark,
         **arrays,
     )
 

@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from spec.buckets import Bucket
 from spec.errors import ConfigError, DataError
 from spec.shards import open_manifest, path_of
 from spec.train import LanguageModelConfig, ModelConfig
 from tests.builders.pictures import encoded, picture
 from tests.builders.tar_datasets import Picture, make_tar_dataset
 from training.data.batch import to_unit
-from training.data.buckets import Bucket
 from training.data.loader import Loader, LocalBatch
 from training.data.mixture import Segment
 from training.data.quarantine import Limits
@@ -152,7 +152,7 @@ def test_a_loader_of_several_sizes_goes_on_from_position_and_starts(dataset: str
     with a_loader(dataset, buckets=BUCKETS) as loader:
         for _ in range(7):
             loader.next(SECONDS)
-        position, starts, digest = loader.position, loader.starts, loader.plan_digest
+        position, starts, digest = loader.position, loader.starts(loader.position), loader.plan_digest
         want = [loader.next(SECONDS) for _ in range(6)]
     resumed: dict[str, Any] = {"start_position": position, "starts": starts, "buckets": BUCKETS}
     with a_loader(dataset, workers=2, **resumed) as loader:
@@ -235,7 +235,7 @@ def test_a_dataset_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> N
 
 def test_a_missing_shard_is_an_error_and_no_reason_for_replacements(dataset: str) -> None:
     (path_of(dataset).parent / open_manifest(dataset).splits.train[1].path).unlink()
-    with a_loader(dataset, workers=1) as loader, pytest.raises(DataError, match="cannot be read"):
+    with a_loader(dataset, workers=1) as loader, pytest.raises(DataError, match="does not exist"):
         [loader.next(SECONDS) for _ in range(5)]
 
 
@@ -266,6 +266,28 @@ def test_a_model_that_takes_no_such_images_is_refused(dataset: str, model: Any, 
         a_loader(dataset, model=model)
 
 
-def test_every_size_must_be_shared_by_the_ranks(dataset: str) -> None:
-    with pytest.raises(ConfigError, match="batch of 6 does not divide by 4"):
-        a_loader(dataset, buckets=BUCKETS, world_size=4)
+def test_ranks_that_share_no_batch_evenly_get_all_of_it_together(dataset: str) -> None:
+    """I4: one size and one whole batch on all ranks, whose parts differ by a sample at most."""
+    whole = batches(dataset, 12, buckets=BUCKETS)
+    parts = [batches(dataset, 12, buckets=BUCKETS, world_size=3, rank=rank, workers=2) for rank in range(3)]
+    for batch, *own in zip(whole, *parts, strict=True):
+        assert {(one.position, one.whole, one.mark, one.images.shape[1:]) for one in own} == {
+            (batch.position, len(batch.ids), batch.mark, batch.images.shape[1:])
+        }
+        assert max(len(one.ids) for one in own) - min(len(one.ids) for one in own) <= 1
+        assert [number for one in own for number in one.ids] == batch.ids
+        assert np.concatenate([one.noise for one in own]).tobytes() == batch.noise.tobytes()
+    with pytest.raises(ConfigError, match="batch of 4 cannot be shared by 5 ranks"):
+        a_loader(dataset, buckets=BUCKETS, world_size=5)
+
+
+def test_steps_are_counted_wherever_a_loader_begins(dataset: str) -> None:
+    with a_loader(dataset, buckets=BUCKETS) as loader:
+        seen = [(loader.step, loader.next(SECONDS).position) for _ in range(60)]
+        starts = loader.starts(loader.position)
+    assert [step for step, _ in seen] == list(range(60))
+    assert len(starts) > 2, "windows are about an epoch"
+    for step, position in seen[::7]:
+        for known in ([], starts):
+            with a_loader(dataset, buckets=BUCKETS, start_position=position, starts=known) as loader:
+                assert loader.step == step

@@ -52,7 +52,7 @@ def test_every_sample_of_the_stream_is_in_one_batch_of_its_own_bucket(
         for index, bucket in enumerate(one.buckets):
             places = one.places[one.firsts[index] : one.firsts[index + 1]]
             assert len(places) == batches[bucket]
-            assert set(made._codes(made._refs(places)).tolist()) == {bucket}
+            assert set(made._codes(made.refs(places)).tolist()) == {bucket}
         seen.update(one.places.tolist())
         # No third case: a place of the stream was used once, or is carried.
         assert sorted([*seen.elements(), *one.after.carry]) == list(range((number + 1) * window))
@@ -142,12 +142,25 @@ def test_slices_cover_a_batch_once_and_differ_by_at_most_one(count: int, world: 
     assert {one.stop - one.start for one in found} <= {count // world, count // world + 1}
 
 
-def test_digests_tell_plans_apart_and_windows_too() -> None:
+def test_digests_tell_plans_apart_and_marks_their_batches() -> None:
     one, other = plan([50], batches=[3, 4]), plan([50], batches=[3, 4], seed=1)
     assert one.digest != other.digest
     assert one.digest != plan([50], batches=[3, 4], learner="west").digest
     assert one.digest == plan([50], batches=[3, 4]).digest
-    assert one.window_digest(0) == plan([50], batches=[3, 4]).window_digest(0) != other.window_digest(0)
+    assert one.batch(0).mark == plan([50], batches=[3, 4]).batch(0).mark != other.batch(0).mark
+    following = len(one.batch(0).refs)
+    assert one.batch(following).mark != one.batch(0).mark
+    # Another row of the same dataset: what a table of buckets that was damaged on one machine would give.
+    table = np.zeros(50, dtype=np.int16)
+    damaged = table.copy()
+    damaged[plan([50], batches=[3]).batch(0).refs.sample[0]] = 1
+    sources = [Source("0" * 64, 50, one) for one in (table, damaged)]
+    made = [
+        Plan([one], mixture=Mixture([Segment(0, (1,))]), seed=0, learner="east", batches=[3, 4], window=64)
+        for one in sources
+    ]
+    assert made[0].digest == made[1].digest
+    assert made[0].batch(0).mark != made[1].batch(0).mark
 
 
 @pytest.mark.parametrize(

@@ -331,3 +331,23 @@ def test_a_temporary_folder_too_long_for_sockets_is_said_with_the_remedy(dataset
     body = "try:\n    a_loader()\nexcept Exception as error:\n    tell(type(error).__name__, error.hint)\n"
     with a_rank(body, dataset=dataset, tmp_path=tmp_path, temporary=deep) as rank:
         assert " ".join(first_line(rank)) == "ConfigError set TMPDIR to a short folder such as /tmp"
+
+
+APART = """
+loader = a_loader()
+for _ in range(8):
+    loader.next(30)
+tell("ready", *sorted({name.partition(".")[0] for name in sys.modules} & {"ray", "torch"}))
+sys.stdin.read()
+"""
+
+
+def test_loading_makes_no_call_of_ray(dataset: str, tmp_path: Path) -> None:
+    """I9: neither the rank's loader nor its workers have Ray's code or any connection to make a call through."""
+    with a_rank(APART, dataset=dataset, tmp_path=tmp_path) as rank:
+        assert first_line(rank) == ["ready"]
+        processes = [psutil.Process(rank.pid), *psutil.Process(rank.pid).children(recursive=True)]
+        assert len(processes) >= 4  # with the forkserver and two workers
+        assert [one.net_connections(kind="inet") for one in processes] == [[]] * len(processes)
+        mapped = {Path(part.path).name for one in processes for part in one.memory_maps()}
+        assert [name for name in mapped if "raylet" in name or "libtorch" in name] == []

@@ -36,7 +36,7 @@ def test_the_forkserver_loads_no_torch_and_no_pydantic() -> None:
 def test_each_position_has_a_stream_of_its_own_that_numpy_alone_can_reproduce(dataset: str) -> None:
     """Guards the trick of setting the counter of one generator: it must equal a new generator for each position."""
     preparer = a_preparer(dataset)
-    batch = preparer.prepare(ticket(1000)).batch(1000)
+    batch = preparer.prepare(ticket(1000)).batch(ticket(1000))
     key = preparer._positions._philox.state["state"]["key"]
     for row in range(4):
         fresh = Generator(Philox(key=key, counter=[0, 0, 1000 + row, 0]))
@@ -47,8 +47,8 @@ def test_each_position_has_a_stream_of_its_own_that_numpy_alone_can_reproduce(da
 
 def test_preparing_again_gives_the_same_whatever_was_prepared_before(dataset: str) -> None:
     preparer = a_preparer(dataset)
-    first = preparer.prepare(ticket(40)).batch(40)
+    first = preparer.prepare(ticket(40)).batch(ticket(40))
     preparer.prepare(ticket(7))
-    again = preparer.prepare(ticket(40)).batch(40)
+    again = preparer.prepare(ticket(40)).batch(ticket(40))
     assert first.noise.tobytes() == again.noise.tobytes()
     assert first.time.tobytes() == again.time.tobytes()

@@ -11,7 +11,7 @@ from torch import Tensor
 from spec.train import ModelConfig
 from training.models import flow
 from training.models.dit import Block, DiT
-from training.models.network import initialise
+from training.models.network import initialise, sinusoids
 
 SMALL = ModelConfig(width=32, depth=2, heads=2, text_width=16)
 
@@ -97,14 +97,38 @@ def test_each_sample_is_computed_apart_from_the_others() -> None:
     torch.testing.assert_close(whole, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_patches_return_to_where_they_came_from() -> None:
+@pytest.mark.parametrize("shape", [(8, 8), (4, 12)])
+def test_patches_return_to_where_they_came_from(shape: tuple[int, int]) -> None:
     config = SMALL.model_copy(update={"channels": 3})
     model = DiT(config)
-    images = torch.arange(2 * 3 * 8 * 8).reshape(2, 3, 8, 8).float()
+    images = torch.arange(2 * 3 * shape[0] * shape[1]).reshape(2, 3, *shape).float()
     patches = model._to_patches(images)
-    assert patches.shape == (2, 16, 12)
+    assert patches.shape == (2, shape[0] * shape[1] // 4, 12)
     assert patches[0, 1].view(3, 2, 2).equal(images[0, :, 0:2, 2:4])
-    assert model._to_images(patches).equal(images)
+    assert model._to_images(patches, rows=shape[0] // 2, columns=shape[1] // 2).equal(images)
+
+
+def test_images_of_any_shape_are_taken_and_their_middles_are_one_place() -> None:
+    model = _stirred(SMALL)
+    _, time, condition, drop = _inputs(SMALL)
+    for height, width in ((4, 12), (12, 4), (6, 8), (16, 16)):
+        images = torch.randn(3, 1, height, width, generator=torch.Generator().manual_seed(2))
+        assert model(images, time, condition, drop).shape == images.shape
+    square = model.position.unflatten(0, (4, 4))
+    assert model._position(2, 4).unflatten(0, (2, 4)).equal(square[1:3])
+    assert model._position(4, 2).unflatten(0, (4, 2)).equal(square[:, 1:3])
+    wide = model._position(4, 6).unflatten(0, (4, 6))
+    assert wide[:, 1:5].equal(square)
+    assert len(wide.flatten(0, 1).unique(dim=0)) == 24, "no two places look alike"
+    model.reset_buffers()
+    assert model._position(4, 6).unflatten(0, (4, 6)).equal(wide)
+
+
+def test_the_fixed_embedding_of_a_square_is_what_it_always_was() -> None:
+    """Published models were trained with it: rows and columns numbered from 0."""
+    axis = torch.arange(4, dtype=torch.float32)
+    rows, columns = sinusoids(axis.repeat_interleave(4), features=16), sinusoids(axis.repeat(4), features=16)
+    assert DiT(SMALL).position.equal(torch.cat([rows, columns], dim=1))
 
 
 def test_recomputed_activations_give_the_same_gradients() -> None:

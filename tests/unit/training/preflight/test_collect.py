@@ -253,7 +253,7 @@ def test_shards_of_encoded_images_are_verified_as_files(tmp_path: Path) -> None:
 def test_an_object_store_is_checked_like_a_folder_and_left_clean(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GKR_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("GKR_DATA_CACHE", str(tmp_path / "cache"))
     with serve_objects(tmp_path) as server, environment_of(server):
         bucket = server.open()
         assert v.judge_store(collect.store(bucket)).verdict == "PASS"
@@ -265,7 +265,9 @@ def test_an_object_store_is_checked_like_a_folder_and_left_clean(
             bucket.send(path.name, path)
         uri = f"{bucket.uri}/manifest.json"
         assert v.judge_dataset(collect.dataset(uri, pick="n", small_bytes=0)).verdict == "PASS"
-        assert len(list((tmp_path / "run" / "data").glob("*/*.shard"))) == 1, "one shard is verified, one is fetched"
+        assert len(list((tmp_path / "cache" / "datasets").glob("*/*.shard"))) == 1, (
+            "one shard is verified, one is fetched"
+        )
         for number in range(3):
             bucket.put(f"{number}.shard", b"damaged")
         judgement = v.judge_dataset(collect.dataset(uri, pick="n"))

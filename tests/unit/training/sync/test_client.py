@@ -111,9 +111,8 @@ def connect() -> Iterator[Connect]:
                 layout=layout,
                 keys=server.keys_of(name),
                 slice_seconds=0.5,
-                heartbeat_seconds=0.1,
                 check_seconds=0.1,
-                **{"barrier_timeout_seconds": DEADLINE, "connections": 3, **given},  # type: ignore[arg-type]
+                **{"barrier_timeout_seconds": DEADLINE, "heartbeat_seconds": 0.1, "connections": 3, **given},  # type: ignore[arg-type]
             )
         )
         return clients[-1]
@@ -247,6 +246,21 @@ def test_heartbeats_bring_news_back(server: Server, connect: Connect) -> None:
     client = connect(server, layout=MEDIUM)
     assert client.heard is None
     seed(server, client, MEDIUM)
-    client.report(7, pending_samples=3, step_seconds=0.5, blocked_seconds={"apply": 1.5}, in_flight_steps=2)
+    client.report(
+        7, pending_samples=3, kept_samples=9, step_seconds=0.5, blocked_seconds={"apply": 1.5}, in_flight_steps=2
+    )
     wait_until(lambda: client.heard is not None and client.heard.version == 0)
     wait_until(lambda: client.status().members[0].step == 7)
+
+
+def test_a_learner_says_at_once_what_cannot_wait_for_the_next_heartbeat(server: Server, connect: Connect) -> None:
+    client = connect(server, layout=MEDIUM, heartbeat_seconds=60)
+    seed(server, client, MEDIUM)
+    wait_until(lambda: client.heard is not None)
+    assert server.plan.syncer is not None
+    client.report(7, pending_samples=9, kept_samples=9, step_seconds=0.5)
+    assert client.told == 0
+    client.beat_soon()
+    wait_until(lambda: client.told == 9)
+    assert client.heard is not None
+    assert client.heard.remaining == server.plan.syncer.target_samples - 9

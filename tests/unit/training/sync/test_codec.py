@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.sync.codec import BLOCK, Codec, decode, encode, encoded_bytes
+from training.sync.codec import BLOCK, Codec, decode, encode, encoded_bytes, measure_error
 from training.sync.layout import Floats
 
 CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
@@ -72,6 +72,14 @@ def test_int8_errs_by_half_a_step_of_its_block(values: Floats) -> None:
         step = np.abs(block).max() / 127
         # The scale itself is a float32: its rounding counts where it is subnormal.
         assert np.abs(found[start : start + BLOCK] - block).max() <= step * (0.5 + 1e-5) + 128 * 1.5e-45
+
+
+def test_what_a_codec_costs_is_measured_on_the_leading_elements() -> None:
+    values = draw((1 << 16) + 5)
+    for codec in CODECS:
+        want = relative_error(values, codec)
+        assert measure_error(values, encode(values, codec), codec) == pytest.approx(want, rel=0.02)
+        assert measure_error(np.zeros(3, np.float32), encode(np.zeros(3, np.float32), codec), codec) == 0
 
 
 def test_errors_on_gaussian_values_are_what_the_reference_says() -> None:

@@ -55,7 +55,12 @@ def test_status_and_metrics_show_the_round_that_waits_and_the_one_that_was_merge
     assert found["gkr_sync_merge_seconds_count",] == 1
     assert found["gkr_sync_participants_sum",] == 2
     assert found["gkr_sync_contributions_total", "merged"] == 2
-    assert found["gkr_sync_bytes_in_total", "east"] > 0
+    for name in ("bytes_in_total", "bytes_out_total", "transfer_rate"):
+        assert found[f"gkr_sync_{name}", "east"] > 0, name
+    assert found["gkr_sync_publish_seconds_count",] == 1
+    assert found["gkr_sync_state_bytes", "0"] > 0
+    assert found["gkr_sync_displacement_norm", "0", "west"] > 0
+    assert 0 < found["gkr_sync_duty_cycle",] < 1
     assert found["gkr_sync_outer_gradient_norm", "0"] == pytest.approx(fragment.outer_gradient_norm)
     west.round()
     waiting.join(timeout=DEADLINE)

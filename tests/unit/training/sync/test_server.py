@@ -67,6 +67,7 @@ def test_five_rounds_leave_all_learners_with_the_same_bits(serve: Serve, learn: 
     assert {one.round: one.theta_sha256 for one in server.merges()} == east.fingerprints
     assert server.ledger().merged == {"east": 200, "west": 200}
     assert [one.final for one in server.merges()] == [False] * 4 + [True]
+    assert server.ledger().final
     assert server.terminate() == 0
 
 

@@ -158,6 +158,7 @@ def test_a_decoupled_run_from_windows_to_its_end_with_a_kill_on_the_way(
     assert (server.folder / "sync/models" / f"{status.model_sha256}.safetensors").exists()
     counts = server.ledger().fragments
     assert [one.merged for one in counts] == [{"east": 89, "west": 89}] * 2
+    assert (server.ledger().final, server.ledger().model_sha256) == (True, status.model_sha256)
     assert [one.round for one in server.merges()] == list(range(1, 11))
     late = east.send(0)
     assert (late.kind, late.reason, late.final) == ("late", "the run is final", True)

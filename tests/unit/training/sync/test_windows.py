@@ -267,6 +267,48 @@ def test_the_target_drains_the_run_and_everybodys_last_contribution_ends_it() ->
     assert late.answered.reason == "the run is final"
 
 
+def test_what_learners_have_trained_counts_before_it_is_merged() -> None:
+    shell = started(replace(RULES, target_samples=300))
+    shell.beat("east", kept=120)
+    shell.beat("west", kept=130)
+    assert shell.state.remaining == 50
+    shell.send("east", 1)  # 100 of the 120
+    shell.merge()
+    assert shell.state.remaining == 50, "what is merged does not count twice"
+    shell.beat("north", kept=60)
+    assert (shell.state.remaining, shell.state.ledger.draining) == (0, False)
+
+
+def test_what_a_learner_that_is_lost_had_trained_is_to_be_trained_again() -> None:
+    shell = started(replace(RULES, target_samples=300))
+    for learner in RULES.learners:
+        shell.beat(learner, kept=100)
+    assert shell.state.remaining == 0
+    shell.pass_time(6, alive=("east", "north"))
+    assert shell.state.remaining == 100, "a silent learner's samples may never come"
+    shell.beat("west")
+    assert shell.state.remaining == 0, "they are still there"
+    shell.register("west")
+    assert shell.state.remaining == 0, "the new process has not said yet what it has taken up"
+    shell.beat("west", kept=40)
+    assert shell.state.remaining == 60
+
+
+def test_at_the_end_a_window_waits_only_for_those_who_have_something_to_send() -> None:
+    shell = started(replace(RULES, target_samples=300, quorum=2), step_seconds=1)
+    shell.send("east", 1)
+    assert shell.state.waiting_for() == ["north", "west"]
+    shell.send("north", 1)
+    shell.pass_time(5, alive=RULES.learners, step_seconds=1)
+    shell.merge()
+    for learner in RULES.learners:
+        shell.beat(learner, kept=100)
+    shell.send("west", 1, base=0)
+    assert shell.stage == "SEALED"
+    shell.merge()
+    assert shell.state.ledger.draining
+
+
 def test_who_has_nothing_to_send_says_that_it_is_drained() -> None:
     shell = draining()
     for learner in ("east", "west"):
