@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -73,7 +73,8 @@ def main() -> None:
         verdict(f"downloads of an object, {PROCESSES} processes that start together", measured=max(shared), unit="",
                 against=f"{alone:g} with a cache for each", at_most=1.0),
         verdict("first batch of a warm start", measured=1000 * median(warm), unit="ms",
-                against=f"a cold start's ({1000 * median(cold):.0f} ms)", ratio=median(warm) / median(cold), at_most=1.0),
+                against=f"a cold start's ({1000 * median(cold):.0f} ms)",
+                ratio=median(warm) / median(cold), at_most=1.0),
         verdict("first batch of a cold start", measured=1000 * median(cold), unit="ms",
                 against=f"fetching all shards first ({1000 * median(starts['fetch_all_seconds']):.0f} ms)",
                 ratio=median(cold) / median(starts["fetch_all_seconds"])),
@@ -102,7 +103,7 @@ def together(uri: str, root: Path, *, wire: Wire, each: bool = False) -> float:
     before = len(wire.requests)
     started: list[tuple[Any, Connection]] = []
     for number in range(PROCESSES):
-        ours, theirs = SPAWN.Pipe()
+        ours, theirs = cast("tuple[Connection, Connection]", SPAWN.Pipe())
         process = SPAWN.Process(target=_bring_all, args=(uri, str(root / f"{number * each}"), theirs), daemon=True)
         process.start()
         started.append((process, ours))
@@ -143,7 +144,8 @@ def starting(uri: str, folder: Path) -> dict[str, list[float]]:
             first, epoch = _epoch(uri, root)
             found[f"{kind}_first_batch_seconds"].append(first)
             found[f"{kind}_epoch_seconds"].append(epoch)
-        found["fetch_all_seconds"].append(seconds_of(lambda: local_manifest(uri, cache=root / "all")))
+        everything = root / "all"
+        found["fetch_all_seconds"].append(seconds_of(lambda to=everything: local_manifest(uri, cache=to)))
     return found
 
 

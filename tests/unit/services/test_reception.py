@@ -361,8 +361,10 @@ def test_report_23_a_client_that_cancels_just_as_work_starts_leaks_no_slot(desk:
 
 def test_a_request_larger_than_all_grants_together_is_refused_with_what_would_help() -> None:
     methods = {method.name: method for method in Echo.methods}
-    sizes = {"grant_bytes": 100, "budget_bytes": 1000}
-    desk = Desk(Reception(methods, service="echo", incarnation=7, grant=2, max_batch=2, **sizes))
+    reception = Reception(
+        methods, service="echo", incarnation=7, grant=2, max_batch=2, grant_bytes=100, budget_bytes=1000
+    )
+    desk = Desk(reception)
     (welcome,) = desk.hello(WEST)
     assert welcome.header.credit_bytes == 100
     assert not desk.request(WEST, 1, "x" * 900)
@@ -377,8 +379,7 @@ def test_a_request_larger_than_all_grants_together_is_refused_with_what_would_he
 
 
 def test_no_more_clients_are_admitted_than_their_grants_fit_the_budget() -> None:
-    sizes = {"grant_bytes": 100, "budget_bytes": 250}
-    desk = Desk(Reception({}, service="echo", incarnation=7, grant=2, max_batch=2, **sizes))
+    desk = Desk(Reception({}, service="echo", incarnation=7, grant=2, max_batch=2, grant_bytes=100, budget_bytes=250))
     routes = [b"1", b"2", b"3"]
     kinds = [desk.hello(route, f"rank-{number}")[0].header.kind for number, route in enumerate(routes)]
 

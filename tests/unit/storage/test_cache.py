@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -96,7 +96,7 @@ def meet_a_full_disk(root: str, one: Wanted, uri: str, pipe: Connection) -> None
 
 
 def start(target: Any, *arguments: object) -> tuple[BaseProcess, Connection]:
-    ours, theirs = SPAWN.Pipe()
+    ours, theirs = cast("tuple[Connection, Connection]", SPAWN.Pipe())
     process = SPAWN.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
