@@ -73,7 +73,9 @@ class WorkerProcess:
             fcntl.fcntl(result_writer.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._result_reader.fileno(), False)
         os.set_blocking(self._ticket_writer.fileno(), False)
-        self._process = _start(work, arena, ticket_reader, result_writer, name=f"loader-worker-{index}")
+        self._process = _start(
+            dict(os.environ), work, arena, ticket_reader, result_writer, name=f"loader-worker-{index}"
+        )
         ticket_reader.close()
         result_writer.close()
         self._unsent = b""

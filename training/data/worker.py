@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
@@ -229,9 +229,14 @@ def _open(files: SourceFiles, *, work: Work) -> _Open:
     return _Open(files.where, files.source(), open_contents(files), looks)
 
 
-def run_worker(work: Work, arena: ArenaFile | None, tickets: Connection, results: Connection) -> None:
+def run_worker(
+    environment: Mapping[str, str], work: Work, arena: ArenaFile | None, tickets: Connection, results: Connection
+) -> None:
     """Serve tickets until their pipe closes. Entry point of the process."""
     _die_with_parent()
+    # Ours is that of the forkserver's start: what the rank has learned since of its buckets and credentials is missing.
+    os.environ.clear()
+    os.environ.update(environment)
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank decides when we end
     preparer, slots = Preparer(work), arena.map() if arena is not None else []

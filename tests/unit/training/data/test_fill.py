@@ -206,3 +206,15 @@ def test_a_store_that_is_away_is_an_error_that_may_pass_and_no_reason_for_replac
             assert loader.quarantined() == []
             own.start()
             assert loader.next(SECONDS).position == 0
+
+
+def test_workers_find_a_bucket_that_the_rank_learned_of_after_the_first_worker(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    here = large(tmp_path / "here")
+    with a_loader(send(here, server.open()), tmp_path / "cache", workers=1) as loader:
+        loader.next(SECONDS)
+    with serve_objects(tmp_path / "other") as other, environment_of(other):
+        uri = send(here, other.open())
+        with a_loader(uri, tmp_path / "cache-2", workers=1) as loader:
+            loader.next(SECONDS)
