@@ -70,10 +70,10 @@ def test_what_many_nodes_go_through_is_copied_when_enough_of_it_was_read(monkeyp
     monkeypatch.setattr(fill, "_STEP", 500)
     one = filler(share=0.05)
     assert worth(one) == [], "a twentieth of each shard so far"
-    one._position = 5 * 2000
-    assert worth(one) == [], "six epochs are looked at"
-    one._position = 9 * 2000
-    assert worth(one) == list(range(SHARDS)), "ten times a twentieth is a half"
+    one._position = 3 * 2000
+    assert worth(one) == [], "four epochs are looked at"
+    one._position = 4 * 2000
+    assert worth(one) == list(range(SHARDS)), "five times a twentieth is a quarter"
 
 
 def test_shards_of_the_other_split_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
