@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ from training.data.work import open_source
 SIDE, BATCH, AHEAD = 512, 32, 4
 """Pixels, pictures of a batch, batches that are prepared ahead, by all workers together."""
 PAGE = 4096
+MOST_BYTES = 6 * 2**30
+"""Of data for each process of a contender: one that reads on without end shall end itself, not the machine."""
 SHAPE = (BATCH, SIDE, SIDE, 3)
 
 
@@ -118,7 +121,9 @@ def grain(task: Task) -> Iterator[Any]:
     options = grain.MultiprocessingOptions(num_workers=task.workers, per_worker_buffer_size=AHEAD // task.workers)
     pictures = Pictures(task.uri)
     dataset = grain.MapDataset.source(pictures).shuffle(seed=0).repeat().batch(BATCH)
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1)).mp_prefetch(options))
+    # It reads 500 elements ahead unless told otherwise, which here are batches: 12 GB in each worker.
+    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD // task.workers)
+    return iter(dataset.to_iter_dataset(reading).mp_prefetch(options))
 
 
 def mosaic(task: Task) -> Iterator[Any]:
@@ -292,6 +297,7 @@ def cpu_seconds() -> float:
 
 def main() -> None:
     """Answer commands until there are no more."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     # What a library prints must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
