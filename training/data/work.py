@@ -35,6 +35,8 @@ from training.data.plan import Plan, Start, window_of
 from training.data.reader import HASHED_BYTES
 from training.data.worker import TimeDistribution, Work
 
+_COUNTED_AT_ONCE = 1 << 22
+
 
 @dataclass(frozen=True)
 class Order:
@@ -247,8 +249,8 @@ def _with_tables(
         )
         for one in sources
     ]
-    counts = sum(np.bincount(_table_of(one), minlength=len(buckets)) for one in made)
-    target = join_rare(np.asarray(counts).tolist(), buckets=buckets, least=max(one.batch for one in buckets))
+    counts = np.sum([_count(_table_of(one), of=len(buckets)) for one in made], axis=0)
+    target = join_rare(counts.tolist(), buckets=buckets, least=max(one.batch for one in buckets))
     if (target == np.arange(len(buckets))).all():
         return made, target
     joined = target.astype(np.uint8)
@@ -274,6 +276,14 @@ def _table(files: SourceFiles, *, text: str, folder: Path, make: Callable[[], ND
         with appearing(path) as temporary:
             make().tofile(temporary)
     return replace(files, order=order, buckets=str(path))
+
+
+def _count(table: NDArray[np.integer], *, of: int) -> NDArray[np.int64]:
+    """How often each of `of` codes occurs; in pieces, since numpy makes each code eight bytes to count it."""
+    counts = np.zeros(of, dtype=np.int64)
+    for start in range(0, len(table), _COUNTED_AT_ONCE):
+        counts += np.bincount(table[start : start + _COUNTED_AT_ONCE], minlength=of)
+    return counts
 
 
 def _table_of(files: SourceFiles) -> NDArray[np.integer]:
