@@ -28,13 +28,12 @@ from services.client import LocalClient
 from services.evaluate import EvaluateService
 from services.evaluate.classifier import read_out
 from services.evaluate.frechet import distance, of_sums
-from services.evaluate.reference import load_split
+from services.evaluate.reference import load_splits
 from services.evaluate.sums import Sums, on_grid
 from services.evaluate.yardstick import make_yardstick
 from services.prepare.__main__ import prepare
 from services.service import ServiceContext
 from services.wire.messages import AccumulateArgs, AccumulateReply, TotalArgs, TotalReply
-from spec.shards import open_manifest
 
 Matrix = NDArray[np.float64]
 CUTS = ((10_000, 1), (1, 1), (7, 5), (33, 2), (100, 1), (64, 8))
@@ -80,7 +79,7 @@ def through_the_service(folder: Path, *, orders: int) -> dict[str, list[float]]:
     prepare(uri, source="sklearn-digits", shard_samples=256, lock_timeout_seconds=DEADLINE_SECONDS)
     context = ServiceContext(kind="evaluate", name="judge", cache_dir=folder / "cache", manifest=uri, max_batch=64)
     client = LocalClient(EvaluateService(context))
-    real = load_split(uri, manifest=open_manifest(uri), split="test")
+    _, real = load_splits(uri, cache=context.cache_dir)
     random = np.random.default_rng(0)
     noise = random.normal(0, 25, real.pixels.shape)
     pixels = np.clip(np.rint(real.pixels + noise), 0, 255).astype(np.uint8)[:IMAGES]

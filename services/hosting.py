@@ -238,6 +238,7 @@ class ServiceHosts:
         learner: LearnerPlan,
         *,
         manifest: str,
+        shape: tuple[int, ...],
         cache_dir: str,
         log_dir: str,
         placement_seconds: float,
@@ -245,7 +246,7 @@ class ServiceHosts:
         first_port: int | None = None,
     ) -> None:
         self._learner = learner.name
-        self._manifest = manifest
+        self._manifest, self._shape = manifest, shape
         self._cache_dir = cache_dir
         self._placement_seconds = placement_seconds
         self._classes = classes
@@ -364,6 +365,7 @@ class ServiceHosts:
                 manifest=self._manifest,
                 max_batch=slot.plan.max_batch,
                 model=slot.plan.model,
+                shape=self._shape,
             ),
             plan=slot.plan,
             incarnation=slot.incarnation,
@@ -465,6 +467,7 @@ def start_services(
     learner: LearnerPlan,
     *,
     manifest: str,
+    shape: tuple[int, ...] = (),
     cache_dir: str,
     log_dir: str,
     placement_seconds: float = _START_SECONDS,
@@ -473,6 +476,7 @@ def start_services(
 ) -> ServiceHosts:
     """Begin to start all replicas of a learner; returns at once, `poll` tells when each is ready.
 
+    `shape`: (height, width, channels) of the experiment's images, if it has some.
     Needs an initialised Ray whose nodes offer `gkr_service_<name>`. Folders are relative to the run's folder of the
     machine that a replica gets (GKR_RUN_DIR), for which it may wait `placement_seconds`. GPUs are reserved. With
     `first_port` the replicas listen there and on the ports that follow, in the plan's order, instead of where there is
@@ -481,6 +485,7 @@ def start_services(
     return ServiceHosts(
         learner,
         manifest=manifest,
+        shape=shape,
         cache_dir=cache_dir,
         log_dir=log_dir,
         placement_seconds=placement_seconds,

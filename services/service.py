@@ -88,6 +88,8 @@ class ServiceContext:
     max_batch: int
     model: str = ""
     """URI or path of the folder of the weights it serves; empty: what the service ships with."""
+    shape: tuple[int, ...] = ()
+    """(height, width, channels) of the experiment's images; empty: of no experiment, or it has none."""
 
 
 class Service(ABC):

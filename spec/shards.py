@@ -120,6 +120,11 @@ class Manifest(Record):
         """Samples of one split."""
         return sum(shard.samples for shard in self.shards(split))
 
+    def rows(self, split: Split) -> range:
+        """Where one split stands in the index, which numbers the samples of both."""
+        first = 0 if split == "train" else self.count("train")
+        return range(first, first + self.count(split))
+
 
 def seal(manifest: Manifest) -> Manifest:
     """The manifest with the digest of its content."""

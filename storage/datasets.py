@@ -9,6 +9,7 @@ library and `spec` only.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +22,7 @@ from spec.shards import Manifest, Shard, Split, open_manifest, parse_manifest, p
 from storage.cache import MANIFEST, Cache, Wanted
 from storage.errors import MissingError, missing_shard
 from storage.folder import appearing, file_errors
-from storage.shard_files import Origin
+from storage.shard_files import HASHED_BYTES, Origin, ShardFile
 from storage.uris import file_path, open_bucket, split_uri
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -41,7 +42,7 @@ def local_manifest(uri: str, *, cache: Path | None = None, splits: Sequence[Spli
     data = _get(uri)
     manifest = parse_manifest(data, where=uri)
     path = (cache or default_cache()) / "datasets" / manifest.digest / MANIFEST
-    if not path.exists():
+    if not path.exists() or path.read_bytes() != data:
         with appearing(path) as temporary:
             temporary.write_bytes(data)
     wanted = [shard for split in splits for shard in manifest.shards(split)]
@@ -49,7 +50,7 @@ def local_manifest(uri: str, *, cache: Path | None = None, splits: Sequence[Spli
         wanted.append(manifest.index)
     for shard in wanted:
         file = path.parent / shard.path
-        if str(file) not in _held or not file.exists():  # a copy that was damaged is gone
+        if str(file) not in _held or not file.exists():  # a copy that was found damaged is gone
             _held[str(file)] = _hold(uri, shard, local=path.as_uri())
     return path.as_uri()
 
@@ -77,6 +78,11 @@ def verify_file(shard: Shard, *, local: str) -> None:
             where=str(path),
             hint=REMEDY,
         )
+
+
+def shard_files(shards: Iterable[Shard], *, folder: Path) -> tuple[ShardFile, ...]:
+    """Files of a dataset as they are read at random; `folder`: of its local manifest."""
+    return tuple(ShardFile(str(folder / one.path), one.samples, one.bytes, one.sha256, key=one.path) for one in shards)
 
 
 def origin_of(uri: str, *, local: str) -> Origin | None:
@@ -134,13 +140,22 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
 def _hold(uri: str, shard: Shard, *, local: str) -> int:
     """A descriptor that keeps the copy of a shard, and its link beside the local manifest."""
     folder, bucket = _cache_of(local), open_bucket(split_uri(uri)[0])
-    cache = Cache(folder)
-    descriptor = cache.hold(Wanted(shard.path, shard.bytes, shard.sha256), bucket=bucket)
+    cache, wanted = Cache(folder), Wanted(shard.path, shard.bytes, shard.sha256)
+    descriptor = cache.hold(wanted, bucket=bucket)
+    if shard.bytes <= HASHED_BYTES and _digest(descriptor) != shard.sha256:
+        cache.discard(wanted, descriptor=descriptor)
+        os.close(descriptor)
+        descriptor = cache.hold(wanted, bucket=bucket)
     link, target = path_of(local).parent / shard.path, cache.path(shard.sha256)
     with file_errors(link), suppress(FileExistsError):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(target, link.parent))
     return descriptor
+
+
+def _digest(descriptor: int) -> str:
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _cache_of(local: str) -> Path:

@@ -10,6 +10,7 @@ Standard library only: loader workers import this module.
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +20,16 @@ from pathlib import Path
 
 from spec.errors import DataError
 from storage.cache import Cache, Wanted
-from storage.errors import MissingError, NoRoomError, missing_shard
+from storage.errors import MissingError, NoRoomError, damaged_shard, missing_shard
 from storage.protocol import PIECE_BYTES, Bucket, Bytes
 from storage.uris import open_bucket
 
 WHOLE_BYTES = PIECE_BYTES
 """A shard of at most so many bytes is copied rather than read by range: that takes one request too."""
+AGAIN_SECONDS = 30.0
+"""Until what could not be copied is tried again: to see that there is no room takes a look at all copies of the node."""
+HASHED_BYTES = 64 * 2**20
+"""A file of a dataset that is not larger is compared with its digest when it is opened."""
 OPEN_SHARDS = 64
 RANGES = 16
 """Requests for ranges under way at once in one process."""
@@ -75,6 +80,7 @@ class ShardFiles:
         self._ranges: ThreadPoolExecutor | None = None
         self._coming: dict[tuple[int, int, int], Future[Bytes]] = {}
         self._use = -1
+        self._full_until = 0.0
 
     def read(self, number: int, *, offset: int, size: int) -> Bytes:
         """Bytes of a shard; fewer, if its file ends before. DataError if it is not there."""
@@ -173,11 +179,12 @@ class ShardFiles:
             raise self._unreadable(number, error) from error
 
     def _copy(self, one: Wanted) -> int | None:
-        if one.bytes > WHOLE_BYTES:
+        if one.bytes > WHOLE_BYTES or time.monotonic() < self._full_until:
             return self._cache.open(one)
         try:
             return self._cache.hold(one, bucket=self._bucket, optional=True)
         except NoRoomError:
+            self._full_until = time.monotonic() + AGAIN_SECONDS
             return None
 
     def _range(self, number: int, offset: int, size: int) -> Bytes:
@@ -185,6 +192,8 @@ class ShardFiles:
             data = self._bucket.read_range(self.shards[number].key, offset=offset, size=size)
         except MissingError as error:
             raise missing_shard(error.where) from error
+        except DataError as error:
+            raise damaged_shard(error) from error
         self._cache.count(range_reads=1, range_bytes=size)
         return data
 

@@ -266,6 +266,7 @@ class Driver:
         return start_services(
             self.learner,
             manifest=self.learner.data_manifest,
+            shape=train.model.sample_shape if (train := self.plan.train) is not None else (),
             cache_dir=f"state/cache/{self.learner.name}",
             log_dir=self.options.log_folder,
             placement_seconds=placement_seconds,

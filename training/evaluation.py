@@ -23,7 +23,6 @@ from spec.plan import LearnerPlan, Plan, ServicePlan
 from spec.services import ServiceKind
 from spec.sync_keys import SyncKeys
 from storage import open_bucket
-from storage.datasets import read_manifest
 from training.data.held_out import HeldOut, held_out
 from training.event_log import EventLog
 from training.options import Options
@@ -167,8 +166,7 @@ class Evaluation:
         config = self._plan.train.evaluation if self._plan.train else None
         assert config is not None
         manifest = self._plan.home.data_manifest
-        wanted = config.final_samples if published.final else config.samples
-        count = min(wanted, read_manifest(manifest).count("test"))
+        count = config.final_samples if published.final else config.samples
         assert self._plan.train is not None
         real = held_out(manifest, count=count, shape=self._plan.train.model.sample_shape)
         images = self._sample(published, real=real, clients=clients)

@@ -5,6 +5,7 @@ Whole lines, one write each to a file opened for appending, so that lines of sev
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -19,11 +20,15 @@ class EventLog:
     def __init__(self, path: Path, *, source: str) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._source = source
+        self._torn = False
 
     def emit(self, kind: type[Any], **fields: Any) -> None:
         """Append one event of this writer, now."""
         self.line(write_event(kind(time=time.time(), source=self._source, **fields)))
 
     def line(self, text: str) -> None:
-        """Append a line that another writer made."""
-        os.write(self._descriptor, text.rstrip("\n").encode() + b"\n")
+        """Append a line that another writer made. Raises OSError if the disk is full; no other line is spoilt then."""
+        line = (b"\n" if self._torn else b"") + text.rstrip("\n").encode() + b"\n"
+        self._torn = os.write(self._descriptor, line) < len(line)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -167,13 +167,17 @@ class Rounds:
 
     def committed(self, samples: int) -> None:
         """One inner step of so many samples is committed."""
-        if self._client.fenced:
-            raise RefusedError("a newer process speaks for this learner", hint="nothing to do: this attempt is over")
+        self._check_fence()
         now = time.monotonic()
         self._state = self._state.ran(samples)
         if self._context.rank == 0:
             self._report(step_seconds=now - self._last_step_at)
         self._last_step_at = now
+
+    def _check_fence(self) -> None:
+        """On rank 0; an error there ends the others."""
+        if self._client.fenced:
+            raise RefusedError("a newer process speaks for this learner", hint="nothing to do: this attempt is over")
 
     def _report(self, *, step_seconds: float) -> None:
         """What the syncer hears next; soon, if it could be the news that the run has its samples."""
@@ -425,6 +429,7 @@ class Rounds:
         """
         until, pause, taken = time.monotonic() + self._config.barrier_timeout, threading.Event(), list[int]()
         while not self._draining and not self._ended:
+            self._check_fence()
             outlook = parallel.broadcast_json(self._look_ahead() if self._context.rank == 0 else None)
             self._draining = outlook == "drain"
             if outlook in {"train", "drain"}:
@@ -482,6 +487,7 @@ class Rounds:
         self._client.drained(self._registration.generation)
         until, pause = time.monotonic() + self._config.barrier_timeout, threading.Event()
         while not self._client.status().final:
+            self._check_fence()
             if time.monotonic() > until:
                 raise UnreachableError(
                     f"the run is draining for {self._config.barrier_timeout:g} s and does not become final",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from spec.buckets import Bucket
 from spec.errors import DataError
 from spec.plan import Plan
 from spec.train import TrainConfig
@@ -41,7 +42,8 @@ class Validation:
         """`joined`: which bucket of the plan each bucket's samples go to, as the loader has it."""
         assert plan.train is not None
         data = plan.learner(context.learner).data_manifest
-        size = min(SAMPLES, read_manifest(data).count("test")) // context.world_size
+        manifest = read_manifest(data)
+        size = min(SAMPLES, manifest.count("test")) // context.world_size
         if not size:
             raise DataError(
                 f"the learner has {context.world_size} ranks, the dataset fewer held-out samples to judge the model by",
@@ -49,7 +51,7 @@ class Validation:
                 hint="prepare the dataset with a larger --held-out",
             )
         self._count = size * context.world_size
-        if plan.buckets:
+        if plan.buckets or manifest.format == "tar":  # what cannot be used is left out, so ranks may have unequal parts
             self._parts, self._count = _parts_by_size(
                 plan, count=self._count, context=context, joined=joined, conditions=conditions, device=device
             )
@@ -88,8 +90,9 @@ def _parts_by_size(
     """
     assert plan.train is not None
     train, data = plan.train, plan.learner(context.learner).data_manifest
-    channels = train.model.sample_shape[2]
-    groups = held_out_by_size(data, count=count, buckets=plan.buckets, joined=joined, channels=channels)
+    height, width, channels = train.model.sample_shape
+    buckets = plan.buckets or [Bucket(width, height, train.batch)]
+    groups = held_out_by_size(data, count=count, buckets=buckets, joined=joined, channels=channels)
     times = np.random.Generator(np.random.Philox(key=train.seed)).permutation(count)
     parts: list[tuple[StepBatch, bool]] = []
     for places, real in groups:

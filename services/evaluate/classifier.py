@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw
 
 FEATURES = 32
 """Width of the feature layer. Few enough that a covariance of some hundred samples has full rank."""
-REVISION = 1
+REVISION = 2
 """Part of the cache's file name; raise it with every change of architecture or training."""
 _LARGEST_SIDE = 16  # larger images are averaged down: a yardstick needs no fine detail
 _EPOCHS = 25

@@ -56,16 +56,17 @@ class EvaluateService(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._yardsticks: OrderedDict[str, Yardstick] = OrderedDict()
+        self._yardsticks: OrderedDict[tuple[str, tuple[int, ...]], Yardstick] = OrderedDict()
 
     def warm_up(self) -> None:
-        """Train or load the classifier of the context's manifest and score some of its real images."""
+        """Train or load the classifier of the context's manifest and score as many images as a canary has."""
         if not self.context.manifest:
             return
-        held_out = self._yardstick(self.context.manifest).held_out
-        real = held_out.take(np.arange(min(_CANARY_IMAGES, len(held_out))))
-        args = ScoreArgs(manifest=self.context.manifest, labels=real.labels.tolist())
-        (answer,) = self.compute("score", [Call(args=args, tensors={"images": real.pixels})])
+        yardstick = self._yardstick(self.context.manifest, shape=self.context.shape)
+        labels = yardstick.held_out.labels[:_CANARY_IMAGES].tolist()
+        args = ScoreArgs(manifest=self.context.manifest, labels=labels)
+        images = np.zeros((len(labels), *yardstick.shape), dtype=np.uint8)
+        (answer,) = self.compute("score", [Call(args=args, tensors={"images": images})])
         if isinstance(answer, GkrError):
             raise answer
 
@@ -87,7 +88,8 @@ class EvaluateService(Service):
 
     def _score(self, call: Call) -> ScoreReply:
         args: ScoreArgs = call.args
-        return self._yardstick(args.manifest).score(_images(call), labels=args.labels)
+        images = _images(call)
+        return self._yardstick(args.manifest, shape=images.shape[1:]).score(images, labels=args.labels)
 
     def _accumulate(self, call: Call) -> AccumulateReply:
         args: AccumulateArgs = call.args
@@ -95,15 +97,15 @@ class EvaluateService(Service):
             raise RefusedError(
                 f"shard {args.shard} and sequence {args.sequence} must not be negative", hint="number both from 0"
             )
-        yardstick = self._yardstick(args.manifest)
         images = _images(call)
+        yardstick = self._yardstick(args.manifest, shape=images.shape[1:])
         part = yardstick.measure(images, labels=args.labels, alike=self._alike(images, captions=args.captions))
         parts = self._parts(args.folder, run=args.run, yardstick=yardstick)
         return AccumulateReply(applied=parts.add(part, shard=args.shard, sequence=args.sequence))
 
     def _total(self, call: Call) -> TotalReply:
         args: TotalArgs = call.args
-        yardstick = self._yardstick(args.manifest)
+        yardstick = self._yardstick(args.manifest, shape=tuple(args.shape))
         found = yardstick.total(self._parts(args.folder, run=args.run, yardstick=yardstick).read())
         if found.parts < args.parts:
             raise RefusedError(
@@ -133,9 +135,11 @@ class EvaluateService(Service):
             )
         return self._clip.cosines(images, captions=captions)
 
-    def _yardstick(self, uri: str) -> Yardstick:
-        found = self._yardsticks.pop(uri, None) or make_yardstick(uri, cache_dir=self.context.cache_dir)
-        self._yardsticks[uri] = found
-        while len(self._yardsticks) > KEPT_YARDSTICKS:
-            self._yardsticks.popitem(last=False)
-        return found
+    def _yardstick(self, uri: str, *, shape: tuple[int, ...]) -> Yardstick:
+        """For images of a shape; a dataset of pixels has one shape, and refuses others itself."""
+        kept = self._yardsticks
+        key = next((key for key, one in kept.items() if key[0] == uri and one.measures(shape)), (uri, shape))
+        kept[key] = kept.pop(key, None) or make_yardstick(uri, cache_dir=self.context.cache_dir, shape=shape)
+        while len(kept) > KEPT_YARDSTICKS:
+            kept.popitem(last=False)
+        return kept[key]

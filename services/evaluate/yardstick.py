@@ -1,8 +1,8 @@
 """Everything that is needed to score images of one dataset: its real images, its classifier, and what real images
 score themselves.
 
-Made once per manifest and process. The classifier is kept in the cache folder under the manifest's digest, so that
-replicas and runs share the training; a file that does not read back is made again.
+Made once per manifest, size of images and process. The classifier, and what took decoding, are kept in the cache folder
+under the manifest's digest, so that replicas and runs share them; a file that does not read back is made again.
 """
 
 from __future__ import annotations
@@ -10,31 +10,35 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from services.evaluate import frechet
 from services.evaluate.classifier import FEATURES, REVISION, Classifier, accuracy, read_out, train_classifier
 from services.evaluate.neighbours import median_nearest
 from services.evaluate.parts import Part
-from services.evaluate.reference import Images, balanced_choice, halves, load_split
+from services.evaluate.reference import MAX_IMAGES, Images, balanced_choice, coarse, halves, load_splits
 from services.evaluate.sums import GRID_BITS, Sums, on_grid
 from services.wire.messages import ScoreReply, TotalReply
 from spec.errors import RefusedError
-from spec.shards import Manifest, open_manifest
-from storage.datasets import local_manifest
+from spec.shards import Manifest
+from storage.datasets import SPLITS, read_manifest
 
 log = logging.getLogger("evaluate")
 
 SMALLEST_SET = 2
 """Images that a Frechet distance needs on each side."""
+SIDES = range(4, 4097)
+"""Pixels of an image on each side; the classifier takes no fewer, and a dataset is decoded to that size."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Yardstick:
     """Scores images of one dataset; immutable once made."""
 
     manifest: Manifest
+    shape: tuple[int, ...]
+    """(height, width, channels) of the images that it scores; those it holds are coarse."""
     classifier: Classifier
     train: Images
     held_out: Images
@@ -50,6 +56,10 @@ class Yardstick:
     half_a: NDArray[np.float32]
     """Features of one half of the held-out images, in an order of which any prefix has a balanced mix of labels."""
     half_b: NDArray[np.float32]
+
+    def measures(self, shape: tuple[int, ...]) -> bool:
+        """Whether images of this shape are scored by this yardstick, or refused by it."""
+        return self.manifest.format == "raw" or shape == self.shape
 
     @cached_property
     def space(self) -> str:
@@ -72,7 +82,7 @@ class Yardstick:
     def measure(self, images: NDArray[np.uint8], *, labels: list[int], alike: NDArray[np.floating]) -> Part:
         """What is kept of some images until all are there; `alike` [images] or [0]: cosines with their captions."""
         self._check(images, labels=labels, least=1)
-        features, predicted = read_out(self.classifier, images)
+        features, predicted = read_out(self.classifier, coarse(images))
         right = (predicted == np.array(labels, dtype=np.int64)).astype(np.uint8)
         return Part(on_grid(features), right, on_grid(alike[:, None])[:, 0])
 
@@ -103,6 +113,7 @@ class Yardstick:
     def score(self, images: NDArray[np.uint8], *, labels: list[int]) -> ScoreReply:
         """Score generated images [n, height, width, channels]; the order of images does not matter beyond rounding."""
         self._check(images, labels=labels)
+        images = coarse(images)
         features, predicted = read_out(self.classifier, images)
         size = min(len(images), len(self.half_a))
         chosen = balanced_choice(images, labels=labels, count=size)
@@ -120,11 +131,10 @@ class Yardstick:
 
     def _check(self, images: NDArray[np.uint8], *, labels: list[int], least: int = SMALLEST_SET) -> None:
         manifest = self.manifest
-        shape = (manifest.image_height, manifest.image_width, manifest.image_channels)
-        if images.ndim != 4 or images.shape[1:] != shape or images.dtype != np.uint8:
+        if images.ndim != 4 or images.shape[1:] != self.shape or images.dtype != np.uint8:
             raise RefusedError(
                 f"images are {images.dtype} {list(images.shape)},"
-                f" dataset {manifest.name!r} has uint8 [images, {', '.join(map(str, shape))}]",
+                f" dataset {manifest.name!r} has uint8 [images, {', '.join(map(str, self.shape))}]",
                 hint="score the images against the manifest that the model was trained on",
             )
         if len(labels) != len(images):
@@ -144,12 +154,25 @@ class Yardstick:
             )
 
 
-def make_yardstick(uri: str, *, cache_dir: Path) -> Yardstick:
-    """Read the dataset at `uri`, then load its classifier from the cache or train it."""
-    local = local_manifest(uri, cache=cache_dir / "data")
-    manifest = open_manifest(local)
-    train = load_split(local, manifest=manifest, split="train")
-    held_out = load_split(local, manifest=manifest, split="test")
+def make_yardstick(uri: str, *, cache_dir: Path, shape: tuple[int, ...] = ()) -> Yardstick:
+    """Read the dataset at `uri`, then load its classifier from the cache or train it.
+
+    `shape`: (height, width, channels) of the images to be scored; a dataset of pixels has one of its own.
+    """
+    manifest = read_manifest(uri)
+    encoded = manifest.format == "tar"
+    if encoded and not (len(shape) == 3 and shape[0] in SIDES and shape[1] in SIDES and shape[2] in (1, 3)):
+        raise RefusedError(
+            f"the dataset holds encoded images, and {list(shape)} is no [height, width, channels] to bring them to",
+            where=uri,
+            hint=f"say what size the images have (`shape`): {SIDES[0]} to {SIDES[-1]} pixels, 1 or 3 channels",
+        )
+    shape = shape if encoded else (manifest.image_height, manifest.image_width, manifest.image_channels)
+    name = f"{manifest.digest}-{'x'.join(map(str, shape))}-{REVISION}.safetensors"
+    if encoded:
+        train, held_out = _decoded(uri, cache_dir=cache_dir, name=name, shape=shape)
+    else:
+        train, held_out = load_splits(uri, cache=cache_dir / "data")
     half_a, half_b = halves(held_out.labels)
     if len(half_a) < SMALLEST_SET:
         raise RefusedError(
@@ -157,10 +180,17 @@ def make_yardstick(uri: str, *, cache_dir: Path) -> Yardstick:
             hint="prepare the dataset with at least 4 held-out samples that share labels pairwise",
             where=uri,
         )
-    classifier = _cached_classifier(manifest, train=train, cache_dir=cache_dir)
+    classifier = Classifier(channels=shape[2], labels=len(manifest.labels))
+
+    def trained() -> dict[str, Tensor]:
+        return train_classifier(train.pixels, labels=train.labels, num_labels=len(manifest.labels)).state_dict()
+
+    _cached(cache_dir / f"classifier-{name}", use=classifier.load_state_dict, make=trained)
+    classifier.eval().requires_grad_(requires_grad=False)
     features, predicted = read_out(classifier, held_out.pixels)
     return Yardstick(
         manifest=manifest,
+        shape=shape,
         classifier=classifier,
         train=train,
         held_out=held_out,
@@ -175,20 +205,40 @@ def _sums(classifier: Classifier, pixels: NDArray[np.uint8]) -> Sums:
     return Sums.of(on_grid(read_out(classifier, pixels)[0]))
 
 
-def _cached_classifier(manifest: Manifest, *, train: Images, cache_dir: Path) -> Classifier:
-    path = cache_dir / f"classifier-{manifest.digest}-{REVISION}.safetensors"
-    model = Classifier(channels=manifest.image_channels, labels=len(manifest.labels))
+def _decoded(uri: str, *, cache_dir: Path, name: str, shape: tuple[int, ...]) -> tuple[Images, Images]:
+    """The images of both splits, whose decoding takes milliseconds each: once for all replicas of this machine."""
+    found: list[Images] = []
+
+    def use(tensors: Mapping[str, Tensor]) -> None:
+        both = [Images(tensors[f"{split}.pixels"].numpy(), tensors[f"{split}.labels"].numpy()) for split in SPLITS]
+        found.extend(both)
+
+    def make() -> dict[str, Tensor]:
+        log.info("decoding at most %d images of each split of %s", MAX_IMAGES, uri)
+        both = zip(SPLITS, load_splits(uri, cache=cache_dir / "data", shape=shape), strict=True)
+        return {
+            f"{split}.{part}": torch.from_numpy(values)
+            for split, images in both
+            for part, values in (("pixels", images.pixels), ("labels", images.labels))
+        }
+
+    _cached(cache_dir / f"images-{name}", use=use, make=make)
+    return found[0], found[1]
+
+
+def _cached(path: Path, *, use: Callable[[dict[str, Tensor]], object], make: Callable[[], dict[str, Tensor]]) -> None:
+    """Let `use` take the tensors that lie at `path`, or else those that `make` makes, which lie there from then on."""
     try:
-        model.load_state_dict(load(path.read_bytes()))
+        use(load(path.read_bytes()))
     except FileNotFoundError:
         pass
-    except (SafetensorError, RuntimeError) as error:  # RuntimeError: tensors of other names or shapes
-        log.warning("%s does not read back (%s); training the classifier again", path, error)
+    except (SafetensorError, RuntimeError, KeyError) as error:  # the last two: tensors of other names or shapes
+        log.warning("%s does not read back (%s); making it again", path, error)
     else:
-        return model.eval().requires_grad_(requires_grad=False)
-    model = train_classifier(train.pixels, labels=train.labels, num_labels=len(manifest.labels))
-    _write_whole(path, data=save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}))
-    return model
+        return
+    made = make()
+    _write_whole(path, data=save({name: tensor.contiguous() for name, tensor in made.items()}))
+    use(made)
 
 
 def _write_whole(path: Path, *, data: bytes) -> None:

@@ -148,6 +148,8 @@ class TotalArgs(Struct, frozen=True, kw_only=True):
     folder: str = ""
     parts: int = 0
     """How many calls there must be; fewer are refused. 0: those that are there."""
+    shape: list[int] = []
+    """[height, width, channels] of the images; needed only if the dataset holds encoded images."""
 
 
 class TotalReply(Struct, frozen=True, kw_only=True):

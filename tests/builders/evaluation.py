@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.evaluate import EvaluateService
-from services.evaluate.reference import load_split
+from services.evaluate.reference import load_splits
 from services.prepare.__main__ import prepare
 from services.service import Call, Reply, ServiceContext
 from services.wire.messages import ScoreArgs, ScoreReply
@@ -26,8 +26,7 @@ class Bench:
         self.cache = folder / "cache"
         self.service = self.fresh()
         self.service.warm_up()
-        self.train = load_split(self.uri, manifest=self.manifest, split="train")
-        self.test = load_split(self.uri, manifest=self.manifest, split="test")
+        self.train, self.test = load_splits(self.uri, cache=self.cache)
 
     def fresh(self, *, model: str = "") -> EvaluateService:
         """Another replica on the same machine."""

@@ -1,15 +1,14 @@
 """The samples of a source by number, each written where it is wanted, whatever the dataset's format.
 
 Two formats: `raw`, pixels (or text) of one size as they lie there, and `tar`, encoded images of any size that are
-cropped to the wanted one. What cannot be used although it was read raises `Unusable` with a word for programs; what
-cannot be read, or is wrong with the dataset as a whole, is a DataError. A raw dataset is verified whole when it is
+cropped to the wanted one. What cannot be used although it was read raises `storage.encoded.Unusable`; what cannot be
+read, or is wrong with the dataset as a whole, is a DataError. A raw dataset is verified whole when it is
 opened, so damage in it is always an error. numpy and Pillow only: loader workers import this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,21 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.shard_bytes import Shape
-from storage.images import ImageProblem, decode_into
-from storage.index import open_index
+from storage.encoded import EncodedImages, Unusable
 from storage.shard_files import Origin, ShardFile, ShardFiles
-from storage.tar_shards import DamagedError, TarShards
 from training.data.features import Stored, StoredRows
 from training.data.plan import Source
 from training.data.reader import SplitReader
-
-
-class Unusable(Exception):  # noqa: N818 - a property of the data, not a failure of ours
-    """A sample that another has to take the place of."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Look(NamedTuple):
@@ -41,6 +30,9 @@ class Look(NamedTuple):
     across: float = 0.5
     down: float = 0.5
     mirrored: bool = False
+
+
+MIDDLE = Look()
 
 
 class Known(NamedTuple):
@@ -88,7 +80,7 @@ class SourceFiles:
 class Contents(Protocol):
     """Random access to a source's samples."""
 
-    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
+    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look = MIDDLE) -> Known:
         """Write sample number `sample` into `out` [height, width, channels]."""
         ...
 
@@ -106,24 +98,13 @@ def open_contents(files: SourceFiles) -> Contents:
     return TarContents(files) if files.index else RawContents(files)
 
 
-def fill_usable(contents: Contents, pixels: NDArray[np.uint8], *, samples: range) -> list[Known]:
-    """Write the first of `samples` that can be used into the rows of `pixels`, in order, until either is at its end."""
-    known: list[Known] = []
-    for sample in samples:
-        if len(known) == len(pixels):
-            break
-        with suppress(Unusable):
-            known.append(contents.fill(pixels[len(known)], sample, look=Look()))
-    return known
-
-
 class RawContents:
     """Pixels or text of one size, as they are: `look` is not asked."""
 
     def __init__(self, files: SourceFiles) -> None:
         self._reader = SplitReader(ShardFiles(files.shards, origin=files.origin), shape=files.shape)
 
-    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
+    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look = MIDDLE) -> Known:
         found = self._reader[sample]
         out[...] = np.frombuffer(found.pixels, dtype=np.uint8).reshape(out.shape)
         return Known(found.id, found.label, found.caption)
@@ -140,19 +121,13 @@ class TarContents:
 
     def __init__(self, files: SourceFiles) -> None:
         self._first = files.first_row
-        self._rows = open_index(Path(files.index), samples=files.index_samples)
-        self._shards = TarShards(ShardFiles(files.shards, origin=files.origin))
+        shards = ShardFiles(files.shards, origin=files.origin)
+        self._images = EncodedImages(Path(files.index), samples=files.index_samples, files=shards)
         self._embeddings = StoredRows(files.embeddings, origin=files.origin) if files.embeddings else None
 
-    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look) -> Known:
+    def fill(self, out: NDArray[np.uint8], sample: int, *, look: Look = MIDDLE) -> Known:
         row = self._first + sample
-        try:
-            image, text = self._shards.read(self._rows[row])
-            decode_into(out, image, across=look.across, down=look.down)
-        except DamagedError as error:
-            raise Unusable("checksum") from error
-        except ImageProblem as problem:
-            raise Unusable(problem.reason) from problem
+        text = self._images.fill(out, row, across=look.across, down=look.down)
         if look.mirrored:
             out[...] = out[:, ::-1].copy()
         embedding = self._embeddings.read(row) if self._embeddings else None
@@ -162,12 +137,12 @@ class TarContents:
 
     def expect(self, samples: Iterable[int]) -> None:
         rows = [self._first + sample for sample in samples]
-        self._shards.expect(self._rows[row] for row in rows)
+        self._images.expect(rows)
         if self._embeddings:
             self._embeddings.expect(rows)
 
     def close(self) -> None:
-        self._shards.close()
+        self._images.close()
         if self._embeddings:
             self._embeddings.close()
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from spec.errors import ConfigError, DataError
 from spec.shard_bytes import REMEDY
-from storage.shard_files import Origin, ShardFile, ShardFiles
-from training.data.reader import HASHED_BYTES
+from storage.shard_files import HASHED_BYTES, Origin, ShardFile, ShardFiles
 
 CAPTION_EMBEDDING = "caption_embedding"
 """Name of the feature in the manifest."""

@@ -23,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.errors import DataError, UnreachableError
+from spec.errors import DataError, GkrError
 from storage.cache import Cache, StoppedError
 from storage.errors import NoRoomError
-from storage.shard_files import Origin, ShardFile
+from storage.shard_files import AGAIN_SECONDS, Origin, ShardFile
 from storage.uris import open_bucket
 from training.data.contents import SourceFiles
 from training.data.plan import WINDOW, Refs
@@ -35,8 +35,6 @@ WHOLE_SHARE = 0.25
 """Between the share from which a copy takes less time (0.13 for images of 40 KB, `benchmarks.data_cache`) and the one
 from which it takes fewer bytes (1)."""
 HORIZON = WINDOW
-AGAIN_SECONDS = 30.0
-"""Until what could not be copied is tried again."""
 _STEP = 1 << 15
 _TICK_SECONDS = 1.0
 _END_SECONDS = 5.0
@@ -120,12 +118,12 @@ class Filler:
             except NoRoomError as error:
                 _log.info("the rest of the dataset is read where it is: %s", error.message)
                 return False
-            except UnreachableError as error:
-                _log.warning("%s", error)
-                return False
             except DataError as error:
                 _log.warning("%s", error)
                 self._settled.add(shard.sha256)
+            except GkrError as error:  # away, refused, or written anew just now: all of them may pass
+                _log.warning("%s", error)
+                return False
         return True
 
     def _copy(self, origin: Origin, shard: ShardFile) -> None:

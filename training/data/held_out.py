@@ -16,8 +16,9 @@ from spec.buckets import Bucket
 from spec.errors import DataError
 from spec.shards import Sample, open_manifest, read_samples
 from storage.datasets import local_manifest, read_manifest
+from storage.encoded import Unusable, fill_usable
 from training.data.batch import to_unit
-from training.data.contents import Known, Look, Unusable, fill_usable, open_contents
+from training.data.contents import Known, open_contents
 from training.data.work import codes_of, open_source
 
 
@@ -39,7 +40,8 @@ def held_out(
     cache: Path | None = None,
     shape: tuple[int, int, int] | None = None,
 ) -> HeldOut:
-    """`count` samples of the test split from number `start` on; `prepare` mixes the labels evenly along the split.
+    """The samples of the test split from number `start` on, at most `count`; `prepare` mixes the labels evenly along
+    the split. DataError if there are none.
 
     `cache`: where the split of a dataset that is not on this machine is copied to. `shape`: (height, width, channels)
     that encoded images are brought to, their middle is shown; those that cannot be used are left out. Datasets of one
@@ -56,7 +58,7 @@ def held_out(
     local = local_manifest(manifest_uri, cache=cache, splits=("test",))
     own = open_manifest(local).shape
     samples = _read(manifest_uri, local=local, count=count, start=start)
-    pixels = _contents(samples).reshape(count, own.height, own.width, own.channels).transpose(0, 3, 1, 2)
+    pixels = _contents(samples).reshape(-1, own.height, own.width, own.channels).transpose(0, 3, 1, 2)
     return HeldOut(
         images=to_unit(pixels),
         labels=np.array([sample.label for sample in samples], dtype=np.int64),
@@ -91,8 +93,10 @@ def held_out_by_size(
             bucket = buckets[codes[number]]
             pixels = np.empty((bucket.height, bucket.width, channels), dtype=np.uint8)
             with suppress(Unusable):
-                groups[codes[number]].append((found, pixels, contents.fill(pixels, number, look=Look())))
+                groups[codes[number]].append((found, pixels, contents.fill(pixels, number)))
                 found += 1
+    if not found:
+        raise _none_left(manifest_uri, start=0)
     return [
         Group(np.array([place for place, _, _ in group]), _as_held_out(np.stack([one for _, one, _ in group]),
               [known for _, _, known in group]))
@@ -101,16 +105,16 @@ def held_out_by_size(
 
 
 def held_out_text(manifest_uri: str, *, count: int, cache: Path | None = None) -> NDArray[np.uint8]:
-    """The bytes of `count` samples of text, [count, T]; `cache` as for `held_out`."""
+    """The bytes of the first samples of text, at most `count`, [n, T]; `cache` as for `held_out`."""
     local = local_manifest(manifest_uri, cache=cache, splits=("test",))
     return _contents(_read(manifest_uri, local=local, count=count, start=0))
 
 
 def _read(manifest_uri: str, *, local: str, count: int, start: int) -> list[Sample]:
-    have = open_manifest(local).count("test")
-    if start + count > have:
-        raise _too_few(manifest_uri, start=start, count=count, have=have)
-    return list(islice(read_samples(local, split="test"), start, start + count))
+    found = list(islice(read_samples(local, split="test"), start, start + count))
+    if not found:
+        raise _none_left(manifest_uri, start=start)
+    return found
 
 
 def _contents(samples: list[Sample]) -> NDArray[np.uint8]:
@@ -121,10 +125,10 @@ def _decoded(manifest_uri: str, *, count: int, start: int, cache: Path | None, s
     _, files = open_source(manifest_uri, split="test", cache=cache)
     pixels = np.empty((count, *shape), dtype=np.uint8)
     with closing(open_contents(files)) as contents:
-        known = fill_usable(contents, pixels, samples=range(start, files.samples))
-    if len(known) < count:
-        raise _too_few(manifest_uri, start=start, count=count, have=start + len(known))
-    return _as_held_out(pixels, known)
+        known = fill_usable(pixels, samples=range(start, files.samples), fill=contents.fill)
+    if not known:
+        raise _none_left(manifest_uri, start=start)
+    return _as_held_out(pixels[: len(known)], known)
 
 
 def _as_held_out(pixels: NDArray[np.uint8], known: Sequence[Known]) -> HeldOut:
@@ -136,9 +140,9 @@ def _as_held_out(pixels: NDArray[np.uint8], known: Sequence[Known]) -> HeldOut:
     )
 
 
-def _too_few(manifest_uri: str, *, start: int, count: int, have: int) -> DataError:
+def _none_left(manifest_uri: str, *, start: int) -> DataError:
     return DataError(
-        f"held-out samples {start}..{start + count} are asked for, the dataset has {have} that can be used",
+        f"the dataset has no held-out sample from number {start} on that can be used",
         where=manifest_uri,
-        hint=f"ask for at most {max(0, have - start)} samples",
+        hint="prepare the dataset with a larger --held-out; `gkr data inspect` shows the sizes of its images",
     )

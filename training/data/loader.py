@@ -390,6 +390,8 @@ class Loader:
         if not ticket.is_careful:
             return replace(ticket, is_careful=True)
         culprit = ticket.refs[row] if row >= 0 else None
+        if culprit is None and deaths < MOST_DEATHS:  # before the first row or behind the last: no sample's fault
+            return ticket
         if culprit is None or culprit["skip"] or deaths >= MOST_DEATHS or not self._is_encoded(int(culprit["source"])):
             self._settle(position, _poisonous(position, deaths=deaths, cause=cause))
             return None

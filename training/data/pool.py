@@ -128,7 +128,8 @@ class WorkerProcess:
                 self._header += data
                 if len(self._header) < RESULT.size:
                     continue
-                _, arrays, told, self.row, kind = RESULT.unpack(self._header)
+                _, arrays, told, row, kind = RESULT.unpack(self._header)
+                self.row = row if kind == ROW else -1  # who answers has all its rows behind it
                 if kind == ROW:
                     self._header = bytearray()
                     continue

@@ -28,9 +28,8 @@ from spec.shard_bytes import (
     unpack_record,
 )
 from storage.protocol import Bytes
-from storage.shard_files import OPEN_SHARDS, ShardFile, ShardFiles
+from storage.shard_files import HASHED_BYTES, OPEN_SHARDS, ShardFile, ShardFiles
 
-HASHED_BYTES = 64 * 2**20
 _CHUNK = 2**20
 _T = TypeVar("_T")
 

@@ -21,18 +21,17 @@ from spec.buckets import Bucket
 from spec.errors import ConfigError, DataError
 from spec.plan import LearnerPlan
 from spec.shard_bytes import REMEDY
-from spec.shards import Manifest, Shard, Split, open_manifest, path_of
+from spec.shards import Manifest, Split, open_manifest, path_of
 from spec.train import AnyModelConfig, ModelConfig
-from storage.datasets import default_cache, local_manifest, origin_of
+from storage.datasets import default_cache, local_manifest, origin_of, shard_files
 from storage.folder import appearing
 from storage.index import open_index
-from storage.shard_files import ShardFile
+from storage.shard_files import HASHED_BYTES
 from training.data.buckets import bucket_codes, join_rare
 from training.data.contents import SourceFiles
 from training.data.features import CAPTION_EMBEDDING, Stored, StoredRows, agreed
 from training.data.mixture import Mixture, Segment
 from training.data.plan import Plan, Start, window_of
-from training.data.reader import HASHED_BYTES
 from training.data.worker import TimeDistribution, Work
 
 _COUNTED_AT_ONCE = 1 << 22
@@ -170,7 +169,7 @@ def files_of(manifest: Manifest, *, uri: str, local: str, split: Split) -> Sourc
         digest=manifest.digest,
         order=manifest.digest,
         samples=manifest.count(split),
-        shards=_files(shards, folder=folder),
+        shards=shard_files(shards, folder=folder),
         shape=manifest.shape,
         origin=origin_of(uri, local=local),
     )
@@ -182,28 +181,20 @@ def files_of(manifest: Manifest, *, uri: str, local: str, split: Split) -> Sourc
     open_index(path, samples=manifest.index.samples)
     if manifest.index.bytes <= HASHED_BYTES and hashlib.sha256(path.read_bytes()).hexdigest() != manifest.index.sha256:
         raise DataError("the dataset's index is not the one that was written", where=str(path), hint=REMEDY)
-    first = 0 if split == "train" else manifest.count("train")
     return replace(
         files,
         index=str(path),
         index_samples=manifest.index.samples,
-        first_row=first,
+        first_row=manifest.rows(split).start,
         embeddings=_embeddings_of(manifest, folder=folder),
     )
-
-
-def _files(shards: Sequence[Shard], *, folder: Path) -> tuple[ShardFile, ...]:
-    return tuple(ShardFile(str(folder / one.path), one.samples, one.bytes, one.sha256, key=one.path) for one in shards)
 
 
 def _embeddings_of(manifest: Manifest, *, folder: Path) -> Stored | None:
     feature = next((one for one in manifest.features if one.name == CAPTION_EMBEDDING), None)
     if feature is None:
         return None
-    files = [
-        ShardFile(str(folder / one.path), one.samples, one.bytes, one.sha256, key=one.path) for one in feature.files
-    ]
-    return Stored(feature.encoder, math.prod(feature.shape), tuple(files))
+    return Stored(feature.encoder, math.prod(feature.shape), shard_files(feature.files, folder=folder))
 
 
 def _with_embeddings(files: SourceFiles) -> SourceFiles:
@@ -271,7 +262,7 @@ def codes_of(files: SourceFiles, buckets: Sequence[Bucket]) -> NDArray[np.uint8]
 def _table(files: SourceFiles, *, text: str, folder: Path, make: Callable[[], NDArray[np.uint8]]) -> SourceFiles:
     order = hashlib.sha256(f"buckets/1 {text}".encode()).hexdigest()
     path = folder / f"{order}.u8"
-    if not path.exists():
+    if not path.exists() or path.stat().st_size != files.samples:  # a crash of the machine may leave it cut off
         path.parent.mkdir(parents=True, exist_ok=True)
         with appearing(path) as temporary:
             make().tofile(temporary)

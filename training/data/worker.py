@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from spec.errors import DataError, GkrError, UnreachableError
 from spec.shard_bytes import REMEDY
+from storage.encoded import Unusable
 from training.data.arena import ArenaFile
 from training.data.batch import Form, LocalBatch, make_batch, to_unit
-from training.data.contents import Contents, Known, Look, SourceFiles, Unusable, open_contents
+from training.data.contents import MIDDLE, Contents, Known, Look, SourceFiles, open_contents
 from training.data.plan import Source
 from training.data.quarantine import Bad, candidates
 from training.data.tickets import BATCH, ERROR, LATER, NO_SLOT, RESULT, ROW, Ticket, read_ticket
@@ -41,7 +42,6 @@ TRIES = 100
 KILLED = "killed"
 """Reason of a sample that ended the workers that touched it."""
 _WRITEV_PARTS = 512
-_MIDDLE = Look()
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Preparer:
 
     def _look(self, one: _Open, sample: int, epoch: int) -> Look:
         if one.looks is None:
-            return _MIDDLE
+            return MIDDLE
         across, down, mirrored = one.looks.at(sample, epoch).random(3).tolist()
         if not self._work.crop:
             across = down = 0.5

@@ -21,8 +21,9 @@ from spec.errors import ConfigError, DataError
 from spec.shards import open_manifest
 from spec.train import ModelConfig, TrainConfig
 from storage.datasets import held_shards, local_manifest
+from storage.encoded import fill_usable
 from training.data.batch import to_unit
-from training.data.contents import fill_usable, open_contents
+from training.data.contents import open_contents
 from training.data.work import check_shape, files_of
 from training.models.families import make_network
 from training.models.network import initialise
@@ -83,7 +84,7 @@ def _batch(train: TrainConfig, *, uri: str, device: torch.device) -> StepBatch:
     pixels = np.empty((min(train.batch, MAX_BATCH), *config.sample_shape), dtype=np.uint8)
     first = manifest.splits.train[:1]
     with held_shards(uri, shards=first, local=local), closing(open_contents(files)) as contents:
-        known = fill_usable(contents, pixels, samples=range(manifest.splits.train[0].samples))
+        known = fill_usable(pixels, samples=range(manifest.splits.train[0].samples), fill=contents.fill)
     if not known:
         raise DataError("no sample of the first shard can be used", where=uri, hint="prepare the dataset again")
     rows = np.arange(len(pixels)) % len(known)

@@ -20,10 +20,10 @@ from training.sync.layout import find_range_problem, gather, shift, view_bytes
 from training.sync.messages import PartHeader, RangesArgs, SeedHeader
 from training.sync.refusals import Refusal
 from training.sync.staging import Slot
-from training.sync.wire import JSON_LIMIT, Handler
+from training.sync.wire import JSON_LIMIT, Handler, read_counts
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_RANGE = re.compile(r"bytes=(\d+)-")
+_RANGE = re.compile(r"bytes=([0-9]{1,18})-")
 _READ_BYTES = 256 << 10
 _Header = type[PartHeader] | type[SeedHeader]
 
@@ -41,10 +41,10 @@ class BulkHandler(Handler):
                 self._take(SeedHeader)
             case ("POST", ["seed"]):
                 self._open(SeedHeader)
-            case ("PUT", ["chunks", key, index]) if index.isdigit():
-                self._take_chunk(key, int(index))
-            case ("POST", ["theta", fragment, version]) if fragment.isdigit() and version.isdigit():
-                self._send_weights(int(fragment), int(version))
+            case ("PUT", ["chunks", key, *numbers]) if len(found := read_counts(numbers)) == 1:
+                self._take_chunk(key, found[0])
+            case ("POST", ["theta", *numbers]) if len(found := read_counts(numbers)) == 2:
+                self._send_weights(*found)
             case ("GET", ["models", digest]) if _DIGEST.fullmatch(digest):
                 self._send_model(digest)
             case _:

@@ -4,6 +4,7 @@ heartbeat.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from training.sync.messages import CommitArgs, DrainedArgs, HeartbeatArgs, LeaveArgs, PartState, RegisterArgs, Status
 from training.sync.metrics import CONTENT_TYPE
 from training.sync.refusals import Refusal
-from training.sync.wire import Handler
+from training.sync.wire import Handler, read_counts
 
 
 class ControlHandler(Handler):
@@ -38,9 +39,9 @@ class ControlHandler(Handler):
             case ("GET", ["version"]):
                 at_least, wait = _number(query, "at_least"), _number(query, "wait")
                 self.reply(self.desk.wait_version(int(at_least), wait_seconds=wait))
-            case ("GET", ["parts", learner, *numbers]) if len(numbers) == 4 and all(one.isdigit() for one in numbers):
+            case ("GET", ["parts", learner, *numbers]) if len(found := read_counts(numbers)) == 4:
                 self.check_sender(learner)
-                generation, fragment, seq, rank = map(int, numbers)
+                generation, fragment, seq, rank = found
                 state = self.desk.part_state(
                     learner=learner, generation=generation, fragment=fragment, seq=seq, rank=rank
                 )
@@ -57,6 +58,9 @@ class ControlHandler(Handler):
 
 def _number(query: dict[str, str], name: str) -> float:
     try:
-        return float(query.get(name, "0"))
-    except ValueError as error:
-        raise Refusal("bad_request", f"{name}={query[name]!r} is not a number") from error
+        number = float(query.get(name, "0"))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise Refusal("bad_request", f"{name}={query[name][:40]!r} is not a number")
+    return number

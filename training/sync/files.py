@@ -15,7 +15,7 @@ from pathlib import Path
 from spec.errors import RefusedError, UnreachableError
 from storage import Bucket, MissingError
 from training.sync.layout import Floats
-from training.sync.state import read_weights, state_prefix
+from training.sync.state import map_weights, state_prefix
 from training.sync.tensors import Point, Written, hash_file, no_point
 
 MODELS_KEPT = 8
@@ -91,7 +91,7 @@ class Files:
             with later(), suppress(MissingError):
                 self._copies.fetch(_key(path), path)
         with suppress(FileNotFoundError):
-            return read_weights(path)
+            return map_weights(path)
         return None
 
     def prune(self, *, states: Sequence[str], model: str) -> None:
@@ -117,8 +117,9 @@ class Files:
     def sweep(self) -> None:
         """Remove what crashed writers left unfinished."""
         for folder in (self.folder, self.states, self.models):
-            for path in folder.glob("*.tmp"):
-                path.unlink(missing_ok=True)
+            for path in (*folder.glob("*.tmp"), *folder.glob(".partial-*")):
+                if not path.name.startswith(".partial-lock-"):  # which others may be holding
+                    path.unlink(missing_ok=True)
 
     def _old_states(self, names: Collection[str], *, states: Sequence[str]) -> list[str]:
         old: list[str] = []

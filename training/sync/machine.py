@@ -42,6 +42,7 @@ from training.sync.events import (
 )
 from training.sync.members import (
     DEAD_AFTER_LEASES,
+    MISTAKES,
     Member,
     Round,
     Stage,
@@ -116,7 +117,9 @@ def _register(state: State, event: Register) -> Outcome:
         return state, (Refuse(reason="unknown_learner", message=message),)
     old = state.members.get(event.learner)
     record = old.record if old else new_member(event.learner, fragments=state.rules.fragments)
-    record = change(record, generation=record.generation + 1, left=False, drained=[])
+    # Taken again after a quarantine, on probation: one more mistake, and it is there again.
+    mistakes = min(record.invalid_in_row, MISTAKES - 1)
+    record = change(record, generation=record.generation + 1, left=False, drained=[], invalid_in_row=mistakes)
     # What an earlier process had trained counts until this one says what it has taken up.
     after = state.put(Member(record=record, state="active", heard=event.now, kept=old.kept if old else 0))
     return _join(after, event.learner), (SaveLedger(),)

@@ -196,6 +196,15 @@ class State:
             return min(self.rules.quorum or 1, active)
         return self.rules.quorum or math.ceil(active / 2)
 
+    def may_be_merged(self, learner: str, fragment: int, contribution: tuple[int, int]) -> bool:
+        """Whether a contribution, as (generation, seq), is accepted or could still be."""
+        current, member = self.round(fragment), self.members.get(learner)
+        arrival = current.arrivals.get(learner) if current else None
+        if arrival is not None and (arrival.generation, arrival.seq) == contribution:
+            return True
+        speaks = member is not None and member.generation == contribution[0]
+        return speaks and member.state in {"active", "suspect"}
+
     def waiting_for(self, fragment: int = 0) -> list[str]:
         """Learners that the fragment's open round still waits for."""
         current = self.round(fragment)

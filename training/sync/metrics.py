@@ -29,8 +29,8 @@ _COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 class SyncMetrics:
     """Metrics of one syncer process."""
 
-    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
-        self._wall, self._started, self._busy = wall, wall(), 0.0
+    def __init__(self, *, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self._clock, self._started, self._busy = wall, clock, clock(), 0.0
         self._merges: dict[int, SyncMerged] = {}
         self._merged = 0
         self._registry = CollectorRegistry()
@@ -49,11 +49,11 @@ class SyncMetrics:
     @contextmanager
     def working(self) -> Generator[None]:
         """The syncer's worker is busy for the time of this block."""
-        started = self._wall()
+        started = self._clock()
         try:
             yield
         finally:
-            self._busy += self._wall() - started
+            self._busy += self._clock() - started
 
     def observe(self, event: Any) -> None:
         """Take note of a merge; other events tell nothing here."""
@@ -74,7 +74,7 @@ class SyncMetrics:
         """All metrics now. `verdicts`: answers other than merged so far, by kind."""
         verdicts = {**verdicts, "merged": self._merged}
         registry = CollectorRegistry(auto_describe=False)
-        busy = self._busy / max(self._wall() - self._started, 1e-9)
+        busy = self._busy / max(self._clock() - self._started, 1e-9)
         duty = _gauge("duty_cycle", "Share of this process's time in which its worker was busy", (), {(): busy})
         families = [duty, *_whole(status, verdicts), *self._by_fragment(status), *_by_learner(status)]
         registry.register(_Families(families))

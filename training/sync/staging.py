@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,7 +54,12 @@ class Slot:
 
     @classmethod
     def of(cls, header: PartHeader | SeedHeader, *, size: int) -> Slot:
-        return cls(header=header, key=upload_key(header), upload=Upload(size, sha256=header.sha256))
+        try:
+            upload = Upload(size, sha256=header.sha256)
+        except (MemoryError, OverflowError, ValueError) as error:
+            hint = "give the syncer a machine with more memory, or look at the shapes that the learner registered"
+            raise Refusal("too_large", f"the syncer has no room for a body of {size} bytes", hint=hint) from error
+        return cls(header=header, key=upload_key(header), upload=upload)
 
 
 @dataclass(kw_only=True)
@@ -186,6 +192,14 @@ class Staging:
             stage = self._stages[learner, fragment]
         assert stage.assembled is not None, f"the contribution of {learner} was accepted without its data"
         return stage.assembled, Journey(stage.size, stage.ended - stage.began)
+
+    def keep_only(self, wanted: Callable[[str, int, tuple[int, int]], bool], *, seed: bool) -> None:
+        """Give the memory back of what nobody can commit any more: `wanted` is asked with learner, fragment and
+        (generation, seq) of each contribution.
+        """
+        with self._lock:
+            self._stages = {name: stage for name, stage in self._stages.items() if wanted(*name, stage.key)}
+            self._seed = self._seed if seed else None
 
     def drop(self, learner: str, *, generation: int, seq: int, fragment: int = 0) -> None:
         """The contribution is answered."""

@@ -113,8 +113,8 @@ class Store:
             )
             try:
                 self._write(head, tag=tag)
-            except (ExistsError, StaleError):
-                continue  # another one was faster: it is the one to be fenced
+            except (ExistsError, StaleError, MissingError):
+                continue  # another one was faster, or swept what we were writing: it is the one to be fenced
             self.files.sweep()
             return loaded
         raise UnreachableError(

@@ -39,13 +39,13 @@ class Syncer:
 
     def start(self) -> None:
         """Begin to work by itself."""
-        for name, target in (("worker", self._work), ("ticker", self._tick)):
+        for name, target in (("worker", self._work), ("ticker", self._tick), ("watcher", self._watch)):
             thread = threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def stop(self, *, timeout_seconds: float = 10.0) -> None:
-        """End both threads; a commit that is being written is finished or abandoned, never torn."""
+        """End all threads; a commit that is being written is finished or abandoned, never torn."""
         self.core.stop()
         until = time.monotonic() + timeout_seconds
         for thread in self._threads:
@@ -67,9 +67,10 @@ class Syncer:
     def _tick(self) -> None:
         config = self.core.settings.config
         period = max(0.02, min(0.5, config.lease / 10, config.round_deadline / 10))
-        checked = time.monotonic()
         while not self.core.stopping.wait(period):
             self.worker.tick()
-            if time.monotonic() - checked > _STORE_CHECK_SECONDS:
-                self.worker.check_store()
-                checked = time.monotonic()
+
+    def _watch(self) -> None:
+        """Apart from the ticker: a store that answers slowly must not look as if the syncer had stood still."""
+        while not self.core.stopping.wait(_STORE_CHECK_SECONDS):
+            self.worker.check_store()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, TypeVar
@@ -35,7 +36,19 @@ _LINGER_SECONDS = 1.0
 _TLS_HANDSHAKE = b"\x16"
 """First byte of whoever speaks TLS."""
 _CHUNK = 1 << 20
+_DIGITS = 18
 T = TypeVar("T", bound=Struct)
+
+
+def read_count(text: str) -> int | None:
+    """The number that a path or a header names; none if it is none. Bounded, and ASCII: `int` would raise otherwise."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
+
+
+def read_counts(parts: list[str]) -> list[int]:
+    """The numbers of a path; none of them if one is none."""
+    found = [number for one in parts if (number := read_count(one)) is not None]
+    return found if len(found) == len(parts) else []
 
 
 class SyncServer(ThreadingHTTPServer):
@@ -75,7 +88,8 @@ class SyncServer(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
         """A connection that ends in an error is its own end only."""
         del request
-        _LOG.debug("connection of %s ended", client_address, exc_info=True)
+        expected = isinstance(sys.exception(), OSError)
+        _LOG.log(logging.DEBUG if expected else logging.ERROR, "connection of %s ended", client_address, exc_info=True)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -127,11 +141,13 @@ class Handler(BaseHTTPRequestHandler):
     def body_length(self, *, limit: int) -> int:
         """Announced length of the body, checked before any of it is read."""
         text = self.headers.get("Content-Length", "0")
-        if not text.isdigit():
-            raise Refusal("bad_request", f"Content-Length {text!r} is not a number")
-        if int(text) > limit:
+        length = read_count(text)
+        if length is None:
+            self.close_connection = True  # nobody knows where the next request begins
+            raise Refusal("bad_request", f"Content-Length {text[:40]!r} is not a number")
+        if length > limit:
             raise Refusal("too_large", f"the body has {text} bytes, at most {limit} are taken here")
-        return int(text)
+        return length
 
     def read_exactly(self, length: int) -> bytes:
         """So many bytes of the body."""
@@ -184,8 +200,7 @@ class Handler(BaseHTTPRequestHandler):
         """Requests are not news."""
 
     def _serve(self) -> None:
-        length = self.headers.get("Content-Length", "0")
-        self.unread = int(length) if length.isdigit() else 0
+        self.unread = read_count(self.headers.get("Content-Length", "0")) or 0
         try:
             try:
                 self._dispatch()

@@ -20,6 +20,7 @@ from training.sync.refusals import Refusal
 from training.sync.staging import Assembled, Journey
 from training.sync.state import FragmentState
 from training.sync.store import DeposedError
+from training.sync.tensors import Written
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_RETRY = 30.0
@@ -47,6 +48,14 @@ class _Merged:
         return FragmentState(outer=self.result.outer, average=self.average)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """A merge that outlives this process, and what HEAD will say of it."""
+
+    event: Committed
+    written: Written
+
+
 class Worker:
     """The one thread that moves sealed rounds on, one after the other."""
 
@@ -63,9 +72,11 @@ class Worker:
         )
 
     def tick(self) -> None:
-        """Let leases and deadlines run."""
-        with self._core.changed:
-            self._core.apply(Tick(now=self._core.clock()))
+        """Let leases and deadlines run, and forget what came from processes that are fenced or gone."""
+        core = self._core
+        with core.changed:
+            core.apply(Tick(now=core.clock()))
+            core.staging.keep_only(core.state.may_be_merged, seed=core.state.version < 0)
 
     def check_store(self) -> None:
         """End if another syncer has taken over."""
@@ -97,7 +108,15 @@ class Worker:
             core.apply(MergeDone(now=core.clock(), fragment=sealed.fragment))
         core.store.point("merged")
         part = f" of fragment {sealed.fragment}" if core.state.rules.fragments > 1 else ""
-        return self._insist(f"version {sealed.number}{part}", lambda: self._commit(merged))
+        kept: list[_Kept] = []
+
+        def commit() -> None:
+            # Once: HEAD may name this file though nobody could tell us, so it is not written again with other bytes.
+            if not kept:
+                kept.append(self._keep(merged))
+            self._commit(merged, kept[0])
+
+        return self._insist(f"version {sealed.number}{part}", commit)
 
     def _has_work(self) -> bool:
         return self._sealed() is not None or self._core.state.finishing
@@ -180,10 +199,10 @@ class Worker:
         found: Any = self._spare.take(like)
         return found
 
-    def _commit(self, merged: _Merged) -> None:
-        """DURABLE comes before published: state file, then HEAD, then the new weights are served and verdicts given."""
+    def _keep(self, merged: _Merged) -> _Kept:
+        """Write the merge where it outlives this process; nobody refers to it yet."""
         core, started, fragment = self._core, self._core.clock(), merged.round.fragment
-        arrays, before = merged.arrays, core.arrays[fragment]
+        arrays = merged.arrays
         event = Committed(
             now=started, fragment=fragment, theta_sha256=fingerprint_weights(arrays.outer.theta), model_sha256=""
         )
@@ -197,13 +216,19 @@ class Worker:
             ledger = step(core.state, event)[0].durable()
         line = self._describe(merged, event, durable_seconds=core.clock() - started)
         written = core.write_fragment(ledger, arrays, fragment=fragment, event=write_event(line))
+        return _Kept(event=event, written=written)
+
+    def _commit(self, merged: _Merged, kept: _Kept) -> None:
+        """DURABLE comes before published: HEAD names the state, then the new weights are served and verdicts given."""
+        core, fragment, event = self._core, merged.round.fragment, kept.event
+        arrays, before = merged.arrays, core.arrays[fragment]
         with core.changed:
-            core.apply(event, save=lambda newest: core.store.commit(newest, states={fragment: written}))
+            core.apply(event, save=lambda newest: core.store.commit(newest, states={fragment: kept.written}))
             durable = core.clock()
             core.store.point("durable")
             core.arrays[fragment] = arrays
             core.merges[fragment] = self._describe(
-                merged, event, durable_seconds=core.clock() - started, state_bytes=written.size
+                merged, event, durable_seconds=durable - event.now, state_bytes=kept.written.size
             )
             core.journal.emit(core.merges[fragment])
             core.emit_ledger()

@@ -34,10 +34,12 @@ def test_text_is_the_samples_bytes(dataset: str) -> None:
     assert (text.shape, text.tobytes()) == ((5, 16), want)
 
 
-def test_more_than_there_are_is_refused(dataset: str) -> None:
-    with pytest.raises(DataError, match="the dataset has 40") as caught:
-        held_out(dataset, count=41)
-    assert "at most 40" in caught.value.hint
+def test_of_more_than_there_are_come_all_and_none_is_an_error(dataset: str) -> None:
+    assert len(held_out(dataset, count=41).labels) == len(held_out_text(dataset, count=41)) == 40
+    assert held_out(dataset, count=9, start=35).images.shape == (5, 1, 4, 4)
+    with pytest.raises(DataError, match="no held-out sample from number 40 on") as caught:
+        held_out(dataset, count=1, start=40)
+    assert "--held-out" in caught.value.hint
 
 
 def test_a_dataset_in_a_bucket_gives_the_same_samples_and_batches(dataset: str, tmp_path: Path) -> None:
@@ -70,7 +72,8 @@ def test_encoded_images_come_in_the_wanted_shape_and_damaged_ones_are_left_out(t
     assert images.shape == (4, 3, 16, 16)
     assert captions == [f"picture {number}" for number in (7, 9, 10, 11)]
     assert labels.tolist() == [0, 2, 3, 4]
-    with pytest.raises(DataError, match=r"samples 1\.\.6 are asked for, the dataset has 5 that can be used"):
-        held_out(uri, count=5, start=1, shape=(16, 16, 3))
+    assert len(held_out(uri, count=9, start=1, shape=(16, 16, 3)).labels) == 4
+    with pytest.raises(DataError, match="no held-out sample from number 6 on that can be used"):
+        held_out(uri, count=5, start=6, shape=(16, 16, 3))
     with pytest.raises(DataError, match="size has to be said"):
         held_out(uri, count=1)
