@@ -26,7 +26,10 @@ from spec.errors import DataError
 MAGIC = b"GKRSHARD"
 VERSION = 1
 MAX_CAPTION_BYTES = 4096
-REMEDY = "remove the dataset's folder and prepare it again: python -m services.prepare --source SOURCE --manifest URI"
+REMEDY = (
+    "remove what is there and prepare the dataset again: `gkr data prepare SOURCE --to URI`, or for a source that is"
+    " built in `python -m services.prepare --source SOURCE --manifest URI`"
+)
 
 _HEADER = struct.Struct("<8sHHIIIQQI16xI")
 _HEADER_CRC_AT = 60

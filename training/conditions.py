@@ -1,14 +1,16 @@
 """Conditions for training: embeddings of captions, asked of the encoding service while training runs and cached by
 content.
 
-The cache is keyed by (encoder fingerprint, caption), so embeddings of two encoders never mix. Requests are sent ahead,
-when a batch leaves the loader, and waited for only when the step needs them.
+The cache is keyed by (encoder fingerprint, caption), so embeddings of two encoders never mix. It is for datasets that
+repeat their captions, and bounded for those that do not: a rank keeps what it used last, its node's folder what came
+first. Requests are sent ahead, when a batch leaves the loader, and waited for only when the step needs them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,8 @@ DEADLINE_SECONDS = 300.0
 """Longest wait for one answer: covers the restart of a replica, which imports its model again."""
 REQUEST_CAPTIONS = 16
 """Captions of one request: small, so that a rank's queue is shared fairly."""
+KEPT_BYTES = 64 * 2**20
+"""Embeddings that a rank holds between two batches, and about what its node keeps in files."""
 
 
 class EncodeClient(Protocol):
@@ -33,9 +37,10 @@ class EncodeClient(Protocol):
 class Conditions:
     """Embeddings by caption for one rank. Used by one thread."""
 
-    def __init__(self, client: EncodeClient, *, folder: Path, width: int) -> None:
+    def __init__(self, client: EncodeClient, *, folder: Path, width: int, kept_bytes: int = KEPT_BYTES) -> None:
         self._client, self._width = client, width
-        self._known: dict[str, np.ndarray] = {}
+        self._most = max(1, kept_bytes // (4 * width))
+        self._known: OrderedDict[str, np.ndarray] = OrderedDict()
         self._asked: dict[str, tuple[Future[Any], list[str]]] = {}
         self._folder = folder
         self._encoder = ""
@@ -54,6 +59,7 @@ class Conditions:
         self._encoder = body.encoder
         self._cache = self._folder / self._encoder[:16]
         self._cache.mkdir(parents=True, exist_ok=True)
+        self._files = sum(1 for _ in self._cache.iterdir())
 
     def prefetch(self, captions: list[str]) -> None:
         """Ask for what is not known yet; returns at once."""
@@ -76,7 +82,11 @@ class Conditions:
             if text not in self._known:
                 future, part = self._asked[text]
                 self._take(future.result(timeout=DEADLINE_SECONDS + 5), part=part)
-        return np.stack([self._known[text] for text in captions])
+            self._known.move_to_end(text)
+        found = np.stack([self._known[text] for text in captions])
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return found
 
     def _take(self, reply: Any, *, part: list[str]) -> None:
         body = self._check(reply, captions=part)
@@ -113,6 +123,9 @@ class Conditions:
         return True
 
     def _store(self, text: str) -> None:
+        if self._files >= self._most:
+            return
+        self._files += 1
         path = self._path(text)
         temporary = path.with_suffix(f".{os.getpid()}")
         self._known[text].tofile(temporary)

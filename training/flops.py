@@ -17,25 +17,25 @@ _DENSE_BF16_PEAK = {  # FLOP/s without sparsity, from NVIDIA's data sheets, SXM 
 }
 
 
-def forward_flops(config: AnyModelConfig) -> int:
-    """FLOPs of one forward pass of one sample.
+def forward_flops(config: AnyModelConfig, *, size: tuple[int, int] | None = None) -> int:
+    """FLOPs of one forward pass of one sample; `size`: (height, width) of an image that is not the model's square.
 
     Of a language model with T bytes of context and width W: per block 2 T W^2 (4 + 2 m) + 4 T^2 W, the mask saving
     nothing, and 512 T W for the logits. An image model's formula is below.
     """
     if isinstance(config, ModelConfig):
-        return _image_flops(config)
+        return _image_flops(config, *(size or (config.image_size, config.image_size)))
     tokens, width, hidden = config.context, config.width, int(config.width * config.mlp_ratio)
     block = 2 * tokens * width * (4 * width + 2 * hidden) + 4 * tokens**2 * width
     return config.depth * block + 2 * tokens * width * 256
 
 
-def _image_flops(config: ModelConfig) -> int:
-    """An image model's. With T tokens of width W, p = channels * patch_size^2 and m = mlp_ratio: tokens 4 T W p; per
-    block 2 T W^2 (4 + 2 m) + 4 T^2 W, and 12 W^2 of modulation; once per sample time 4 W^2, last modulation 4 W^2 and
-    the text embedding 2 (text_width W + W^2).
+def _image_flops(config: ModelConfig, rows: int, columns: int) -> int:
+    """An image model's, of rows x columns pixels. With T tokens of width W, p = channels * patch_size^2 and
+    m = mlp_ratio: tokens 4 T W p; per block 2 T W^2 (4 + 2 m) + 4 T^2 W, and 12 W^2 of modulation; once per sample time
+    4 W^2, last modulation 4 W^2 and the text embedding 2 (text_width W + W^2).
     """
-    tokens = (config.image_size // config.patch_size) ** 2
+    tokens = (rows // config.patch_size) * (columns // config.patch_size)
     width, pixels = config.width, config.channels * config.patch_size**2
     hidden = int(width * config.mlp_ratio)
     block = 2 * tokens * width * (4 * width + 2 * hidden) + 4 * tokens**2 * width + 12 * width**2
@@ -44,9 +44,9 @@ def _image_flops(config: ModelConfig) -> int:
     return 4 * tokens * width * pixels + config.depth * block + once + text
 
 
-def training_flops(config: AnyModelConfig) -> int:
-    """FLOPs of one sample's forward and backward pass."""
-    return 3 * forward_flops(config)
+def training_flops(config: AnyModelConfig, *, size: tuple[int, int] | None = None) -> int:
+    """FLOPs of one sample's forward and backward pass; `size` as for `forward_flops`."""
+    return 3 * forward_flops(config, size=size)
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -54,8 +54,6 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for key, peak in _DENSE_BF16_PEAK.items() if key in device_name.upper()), None)
 
 
-def mfu(samples_per_second: float, *, config: AnyModelConfig, devices: int, peak: float | None) -> float | None:
+def mfu(flops_per_second: float, *, devices: int, peak: float | None) -> float | None:
     """Share of the devices' summed peak that the model's FLOPs use; none where the peak is unknown."""
-    if peak is None:
-        return None
-    return samples_per_second * training_flops(config) / (devices * peak)
+    return None if peak is None else flops_per_second / (devices * peak)

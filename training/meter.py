@@ -42,11 +42,12 @@ class Meter:
         for name, seconds in zip(WAITS, sums, strict=True):
             self.waited[name] += seconds / ranks
 
-    def step(self, *, loss: float, gradient_norm: float, samples: int) -> None:
-        """Add one committed step."""
+    def step(self, *, loss: float, gradient_norm: float, samples: int, flops: int) -> None:
+        """Add one committed step; samples and model FLOPs of all ranks."""
         self._losses.append(loss)
         self._norms.append(gradient_norm)
         self._samples += samples
+        self._flops += flops
 
     def flush(self) -> dict[str, float]:
         """Means and rates since the last flush. Rates count working time and waiting alike: they are what a person sees
@@ -61,6 +62,11 @@ class Meter:
         self._reset()
         return result
 
+    @property
+    def flops_per_second(self) -> float:
+        """Of the model, by all ranks, since the last flush."""
+        return self._flops / max(time.monotonic() - self._since, 1e-9)
+
     def rounded(self) -> dict[str, float]:
         """Blocked seconds by cause, for an event."""
         return {cause: round(seconds, 4) for cause, seconds in self.blocked.items()}
@@ -68,7 +74,7 @@ class Meter:
     def _reset(self) -> None:
         self._losses: list[float] = []
         self._norms: list[float] = []
-        self._samples = 0
+        self._samples = self._flops = 0
         self._since = time.monotonic()
 
 

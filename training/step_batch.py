@@ -20,6 +20,11 @@ from training.models import flow, lm
 class StepBatch(Protocol):
     """B samples."""
 
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of its images; none of text."""
+        ...
+
     def losses(self, model: Callable[..., Any]) -> Tensor:
         """[B] float32: what training makes smaller."""
         ...
@@ -40,6 +45,11 @@ class ImageBatch:
     drop: Tensor
     """[B] bool, true where the condition is withheld."""
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.images.shape[2], self.images.shape[3]
+
     def losses(self, model: Callable[..., Any]) -> Tensor:
         """Mean squared error of the velocity per sample."""
         return flow.loss(
@@ -53,6 +63,7 @@ class TextBatch:
 
     text: Tensor
     """[B, context + 1] int64 in 0..255."""
+    size: None = None
 
     def losses(self, model: Callable[..., Any]) -> Tensor:
         """Mean cross entropy per byte of each sample, in nats."""

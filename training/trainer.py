@@ -37,7 +37,7 @@ from training.data.plan import Start
 from training.data.work import mixture_of
 from training.ema import Ema
 from training.event_log import EventLog
-from training.flops import mfu, peak_flops
+from training.flops import mfu, peak_flops, training_flops
 from training.meter import WAITS, Meter, resident_bytes
 from training.optimizer import ShardedAdamW, learning_rate
 from training.progress import ProgressWriter
@@ -240,7 +240,8 @@ class _Trainer:
             self.page.committed(samples=local.whole)
             self.trained += account(local.refs)
             self.rounds.committed(local.whole)
-            self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=local.whole)
+            flops = local.whole * training_flops(self.config.model, size=batch.size)
+            self.meter.step(loss=result.loss, gradient_norm=result.gradient_norm, samples=local.whole, flops=flops)
             self.meter.all_waited(waits, ranks=self.context.world_size)
             due = self.rounds.due(signals)
             if due:
@@ -297,7 +298,7 @@ class _Trainer:
             self.events.emit(ev.Validation, learner=self.learner.name, round=self.rounds.version, loss=loss)
 
     def _flush(self, rate: float, *, loader: Loader) -> None:
-        values = self.meter.flush()
+        flops, values = self.meter.flops_per_second, self.meter.flush()
         if self.context.rank != 0:
             return
         self.events.emit(
@@ -308,12 +309,7 @@ class _Trainer:
             position=self.page.position,
             round=self.rounds.version,
             learning_rate=rate,
-            mfu=mfu(
-                values["samples_per_second"],
-                config=self.config.model,
-                devices=self.context.world_size,
-                peak=_peak(self.device),
-            ),
+            mfu=mfu(flops, devices=self.context.world_size, peak=_peak(self.device)),
             loader_queue=loader.ready,
             cache=loader.cache_counts(),
             blocked_seconds=self.meter.rounded(),

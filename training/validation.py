@@ -92,6 +92,7 @@ def _parts_by_size(
     train, data = plan.train, plan.learner(context.learner).data_manifest
     height, width, channels = train.model.sample_shape
     buckets = plan.buckets or [Bucket(width, height, train.batch)]
+    joined = joined if plan.buckets else np.zeros(1, dtype=np.int16)
     groups = held_out_by_size(data, count=count, buckets=buckets, joined=joined, channels=channels)
     times = np.random.Generator(np.random.Philox(key=train.seed)).permutation(count)
     parts: list[tuple[StepBatch, bool]] = []

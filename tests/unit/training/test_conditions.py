@@ -13,7 +13,7 @@ from services.client import LocalClient
 from services.service import Call, Method, Reply, Service, ServiceContext
 from services.wire.messages import EncodeArgs, EncodeReply
 from spec.errors import ConfigError
-from training.conditions import Conditions
+from training.conditions import KEPT_BYTES, Conditions
 
 WIDTH = 8
 
@@ -42,8 +42,10 @@ def encoder() -> StandInEncoder:
     return StandInEncoder(ServiceContext(kind="encode", name="encoder", cache_dir=Path(), manifest="", max_batch=64))
 
 
-def conditions(encoder: StandInEncoder, folder: Path, *, width: int = WIDTH) -> Conditions:
-    made = Conditions(LocalClient(encoder), folder=folder, width=width)
+def conditions(
+    encoder: StandInEncoder, folder: Path, *, width: int = WIDTH, kept_bytes: int = KEPT_BYTES
+) -> Conditions:
+    made = Conditions(LocalClient(encoder), folder=folder, width=width, kept_bytes=kept_bytes)
     made.connect()
     encoder.asked.clear()
     return made
@@ -66,6 +68,27 @@ def test_another_process_of_the_node_finds_them_in_the_cache(encoder: StandInEnc
     again = conditions(encoder, tmp_path).get(["seven", "two"])
     assert encoder.asked == []
     assert np.array_equal(first, again)
+
+
+def test_a_dataset_that_never_repeats_a_caption_fills_neither_memory_nor_disk(
+    encoder: StandInEncoder, tmp_path: Path
+) -> None:
+    asks = conditions(encoder, tmp_path, kept_bytes=10 * 4 * WIDTH)
+    for batch in range(20):
+        captions = [f"{batch}-{number}" for number in range(30)]
+        assert asks.get(captions).shape == (30, WIDTH)
+    assert len(encoder.asked) == 20 * 30
+    assert len(asks._known) == 10
+    assert len(list(tmp_path.glob("*/*"))) == 10
+    assert conditions(encoder, tmp_path, kept_bytes=10 * 4 * WIDTH).get(["new", "0-0"]).shape == (2, WIDTH)
+    assert len(list(tmp_path.glob("*/*"))) == 10
+
+
+def test_what_was_used_last_stays(encoder: StandInEncoder, tmp_path: Path) -> None:
+    asks = conditions(encoder, tmp_path, kept_bytes=3 * 4 * WIDTH)
+    for captions in (["a", "b", "c"], ["a"], ["d", "e"], ["a"]):
+        asks.get(captions)
+    assert encoder.asked == ["a", "b", "c", "d", "e"]
 
 
 def test_another_encoder_does_not_use_that_cache(encoder: StandInEncoder, tmp_path: Path) -> None:

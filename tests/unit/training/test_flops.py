@@ -21,16 +21,17 @@ from training.models.network import initialise
         ModelConfig(conditioning="class"),
     ],
 )
-def test_forward_flops_are_what_the_model_really_does(config: ModelConfig) -> None:
+@pytest.mark.parametrize("size", [None, (8, 24)])
+def test_forward_flops_are_what_the_model_really_does(config: ModelConfig, size: tuple[int, int] | None) -> None:
     model = initialise(DiT(config), seed=0)
-    images = torch.zeros(1, config.channels, config.image_size, config.image_size)
+    images = torch.zeros(1, config.channels, *(size or (config.image_size, config.image_size)))
     condition = (
         torch.zeros(1, config.text_width) if config.conditioning == "text" else torch.zeros(1, dtype=torch.int64)
     )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(images, torch.zeros(1), condition, torch.zeros(1, dtype=torch.bool))
-    assert forward_flops(config) == counter.get_total_flops()
-    assert training_flops(config) == 3 * forward_flops(config)
+    assert forward_flops(config, size=size) == counter.get_total_flops()
+    assert training_flops(config, size=size) == 3 * forward_flops(config, size=size)
 
 
 def test_a_language_models_flops_are_what_it_really_does() -> None:
@@ -41,9 +42,8 @@ def test_a_language_models_flops_are_what_it_really_does() -> None:
 
 
 def test_mfu_is_the_share_of_all_devices_and_unknown_on_a_cpu() -> None:
-    config = ModelConfig()
-    assert peak_flops("NVIDIA H200") == 989e12
-    peak = 989e12
-    assert mfu(2 * peak / training_flops(config), config=config, devices=4, peak=peak) == pytest.approx(0.5)
+    peak = peak_flops("NVIDIA H200")
+    assert peak == 989e12
+    assert mfu(2 * peak, devices=4, peak=peak) == pytest.approx(0.5)
     assert peak_flops("AMD EPYC 9654") is None
-    assert mfu(100.0, config=config, devices=2, peak=None) is None
+    assert mfu(100.0, devices=2, peak=None) is None

@@ -87,6 +87,16 @@ def test_learners_train_on_every_shape_in_its_own_size_and_the_audit_finds_all_o
     draws_every_size(run)
 
 
+def test_without_sizes_every_image_is_the_models_square(run: TrainerRun) -> None:
+    assert run.plan.train is not None
+    train = run.plan.train.model_copy(update={"samples": 160, "batch": 16})
+    run.plan = run.plan.model_copy(update={"buckets": [], "train": train})
+    (run.folder / "plan.json").write_text(run.plan.write_json())
+    run.train()
+    first, last = (run.of(ev.Validation, name)[-1] for name in ("east", "west"))
+    assert first.loss == pytest.approx(last.loss, rel=1e-4), "one rank and two judge by the same images"
+
+
 def draws_every_size(run: TrainerRun) -> None:
     """By the published model."""
     newest = max(Path(run.folder / "run" / "sync" / "models").iterdir(), key=lambda path: path.stat().st_mtime_ns)
