@@ -2,7 +2,7 @@
 
 Promises: a file under its final name has the bytes its digest names; a fetch ends within its size limit and its
 deadline (give or take one silence), and goes on where the connection was cut; nothing partial is left behind. Replicas
-of one node share the folder, so files appear by atomic rename and may vanish at any time. Standard library only.
+of one node share the folder, so files appear by atomic rename and may vanish at any time.
 """
 
 from __future__ import annotations
@@ -13,30 +13,28 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from spec.errors import GkrError, RefusedError
 from spec.sync_keys import SyncKeys, open_connection
+from storage import open_bucket, split_uri
+from storage.protocol import Bytes
 
 SUFFIX = ".safetensors"
 _CHUNK = 1 << 20
 _PARTIAL = ".partial-"
 
 
-class _Source(Protocol):
-    def read1(self, size: int, /) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class _Opened:
     """An address that answered."""
 
-    source: _Source
+    chunks: Iterator[Bytes]
     left: int | None
     """Bytes that will come, if it is known."""
 
@@ -82,7 +80,7 @@ class WeightsCache:
         for url in urls:
             try:
                 self._fetch_one(path, sha256=sha256, url=url, deadline=deadline)
-            except (OSError, http.client.HTTPException, _FetchError) as error:
+            except (OSError, http.client.HTTPException, GkrError) as error:
                 problems.append(f"{url}: {error or type(error).__name__}")
             else:
                 return
@@ -113,7 +111,7 @@ class WeightsCache:
         start = size = file.tell()
         silence = min(self._limits.silence_seconds, deadline - time.monotonic())
         with _open(url, start=start, timeout_seconds=silence) as opened:
-            while chunk := opened.source.read1(_CHUNK):
+            for chunk in opened.chunks:
                 size += len(chunk)
                 if size > self._limits.max_bytes:
                     raise _FetchError(f"it is larger than {self._limits.max_bytes:,} bytes")
@@ -150,11 +148,15 @@ def _open(url: str, *, start: int, timeout_seconds: float) -> Generator[_Opened]
         if not path.is_file():  # never a pipe or a device: reading those may not end
             raise _FetchError("no such file")
         with path.open("rb") as file:
-            yield _Opened(file, None)
+            yield _Opened(iter(lambda: file.read(_CHUNK), b""), None)
+        return
+    if parts.scheme in ("gs", "s3"):
+        folder, name = split_uri(url)
+        yield _Opened(open_bucket(folder).pieces(name), None)
         return
     keys = SyncKeys.read() if parts.scheme == "https" else None
     if not parts.hostname or not (parts.scheme == "http" or keys):
-        raise _FetchError("only file:// and http:// addresses are supported, and https:// with the keys of a run")
+        raise _FetchError("only file://, gs://, s3:// and http:// are supported, and https:// with the keys of a run")
     headers = {**(keys.headers if keys else {}), **({"Range": f"bytes={start}-"} if start else {})}
     # Straight to the host: a proxy of the environment is not meant for the addresses of a run.
     connection = open_connection(parts.hostname, parts.port or 80, timeout_seconds=timeout_seconds, keys=keys)
@@ -164,7 +166,7 @@ def _open(url: str, *, start: int, timeout_seconds: float) -> Generator[_Opened]
         if response.status != (http.HTTPStatus.PARTIAL_CONTENT if start else http.HTTPStatus.OK):
             cut = f" when it was to go on after {start:,} bytes" if start else ""
             raise _FetchError(f"answered {response.status} {response.reason}{cut}")
-        yield _Opened(response, response.length)
+        yield _Opened(iter(lambda: response.read1(_CHUNK), b""), response.length)
     finally:
         connection.close()
 

@@ -184,11 +184,14 @@ class Evaluation:
         )
 
     def _sample(self, published: Published, *, real: HeldOut, clients: dict[ServiceKind, ServiceClient]) -> np.ndarray:
-        train = self._plan.train
+        train, syncer = self._plan.train, self._plan.syncer
         assert train is not None
+        assert syncer is not None
         scheme = "http" if SyncKeys.read() is None else "https"
         url = f"{scheme}://{self._options.syncer_bulk}/v1/{self._plan.run}/models/{published.sha256}"
-        weights = Weights(sha256=published.sha256, urls=[url])
+        # A platform's sampler has no keys of this run, but it reads the run's bucket.
+        stored = f"{syncer.store}/models/{published.sha256}.safetensors"
+        weights = Weights(sha256=published.sha256, urls=[url, stored])
         parts: list[np.ndarray] = []
         for first in range(0, len(real.labels), IMAGES_PER_CALL):
             chosen = slice(first, first + IMAGES_PER_CALL)

@@ -47,8 +47,8 @@ class Weights(Struct, frozen=True, kw_only=True):
 
     sha256: str = ""
     urls: list[str]
-    """Where to fetch it: http://host:port/path or file:///path; tried in order, verified by digest. `{sha256}` stands
-    for the digest."""
+    """Where to fetch it: http://host:port/path, file:///path, gs://bucket/key or s3://bucket/key; tried in order,
+    verified by digest. `{sha256}` stands for the digest."""
     syncer: str = ""
     """host:port of the control port that is asked which model is the newest; `sha256` is empty then."""
     run: str = ""

@@ -15,6 +15,7 @@ import pytest
 
 from services.weights_cache import Limits, WeightsCache
 from spec.errors import RefusedError
+from tests.builders.object_store import environment_of, serve_objects
 
 CONTENT = b"weights" * 50_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -117,6 +118,21 @@ def test_the_next_address_is_tried_when_one_fails(tmp_path: Path, server: Server
     assert names(tmp_path) == [f"{SHA256}.safetensors"]
 
 
+def test_a_replica_without_the_runs_keys_takes_the_model_from_the_runs_bucket(tmp_path: Path) -> None:
+    with serve_objects(tmp_path) as store, environment_of(store):
+        bucket = store.open()
+        bucket.put("models/m.safetensors", CONTENT)
+        urls = [f"https://127.0.0.1:1/v1/r1/models/{SHA256}", f"{bucket.uri}/models/m.safetensors"]
+        assert WeightsCache(tmp_path / "models").get(SHA256, urls=urls).read_bytes() == CONTENT
+        missing = [f"{bucket.uri}/models/none.safetensors"]
+        with pytest.raises(RefusedError, match=r"could not be had: .*none\.safetensors"):
+            WeightsCache(tmp_path / "others").get(SHA256, urls=missing)
+        small = Limits(max_bytes=len(CONTENT) - 1)
+        with pytest.raises(RefusedError, match="it is larger than"):
+            WeightsCache(tmp_path / "others", limits=small).get(SHA256, urls=urls)
+        assert names(tmp_path / "others") == []
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -147,8 +163,8 @@ def test_a_bad_server_is_refused_in_time_and_leaves_nothing(
         ("file:///no/such/file", "no such file"),
         ("file:///dev/zero", "no such file"),
         ("https://127.0.0.1/x", "https:// with the keys of a run"),
-        ("ftp://127.0.0.1/x", "only file:// and http://"),
-        ("http:///x", "only file:// and http://"),
+        ("ftp://127.0.0.1/x", "only file://, gs://, s3:// and http://"),
+        ("http:///x", "only file://, gs://, s3:// and http://"),
         ("http://127.0.0.1:1/x", "refused"),
     ],
 )
