@@ -10,16 +10,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gkr.local.files import write_atomically
+from gkr.plan_file import read_plan
 from gkr.watch.tail import EventTail
 from spec.fold import fold
-from spec.plan import Plan
 
 _VERSIONED = ("gkr", "torch", "ray", "pyzmq", "msgspec", "numpy", "scikit-learn", "safetensors")
 
 
 def conclude(folder: Path) -> Path:
     """Fold the summary and build the report; the report's path."""
-    plan = Plan.read_json((folder / "plan.json").read_bytes())
+    plan = read_plan(folder)
     summary = fold(EventTail(folder).read(), plan, versions=_versions())
     write_atomically(folder / "summary.json", summary.model_dump_json(indent=2) + "\n")
     from gkr.report import build  # matplotlib and its fonts: only once the summary is safe

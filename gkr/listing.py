@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gkr.runs import FINAL, Run, RunState, is_on_clusters, list_runs, read_state
-from gkr.watch.text import short_duration
+from gkr.watch.text import short_duration, shortened
 
 if TYPE_CHECKING:
     from gkr.cluster.survey import Found
@@ -47,7 +47,7 @@ class Row:
         if self.state.started:
             end = self.state.changed if self.state.status in FINAL or self.state.status == "lost" else now
             took = short_duration(end - self.state.started)
-        age, reason = short_duration(now - self.created), self.state.reason[:_WIDEST_REASON]
+        age, reason = short_duration(now - self.created), shortened(self.state.reason, width=_WIDEST_REASON)
         return [self.run, self.experiment, self.where, self.state.status, took, age, reason]
 
 
@@ -76,7 +76,11 @@ def _row(run: Run) -> Row:
         from gkr.cluster.places import read_places
 
         where = ",".join(read_places(run.path).clusters)
-    return Row(run.name, run.experiment, where, read_state(run.path), run.created, f"{run.path}")
+    try:
+        state = read_state(run.path)
+    except OSError as error:  # another person's, or damaged: the others are shown all the same
+        state = RunState("unreadable", f"{error.filename}: {error.strerror}")
+    return Row(run.name, run.experiment, where, state, run.created, f"{run.path}")
 
 
 def _ask() -> tuple[dict[str, list[Found]], list[GkrError]]:

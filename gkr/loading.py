@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from gkr.local.facts import this_machine
-from gkr.runs import runs_root
+from gkr.runs import LATEST, runs_root
 from spec.document import Located
 from spec.errors import ConfigError
 from spec.experiment import ANY, Experiment
@@ -25,6 +25,7 @@ from spec.load import load_experiment
 from spec.names import run_id
 from spec.nodes import Source
 from spec.plan import Plan
+from spec.problems import DocumentError
 from spec.resolve import resolve_located
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def load_plan(
     names, else this machine.
     """
     document = load_file(file, overrides=overrides)
+    if document.value.name == LATEST:
+        message = f'name: "{LATEST}" is reserved for the link to the newest run'
+        raise DocumentError([document.problem(("name",), message, hint="choose another name")])
     run = run_id(datetime.now(UTC), random_hex=secrets.token_hex(4))
     folder = (runs_root() / document.value.name / run).absolute()
     if clusters:
@@ -103,8 +107,9 @@ def load_facts(file: Path) -> list[ClusterFacts]:
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)
+        reason = f"{path}: {first['msg']}" if path else first["msg"]
         raise ConfigError(
-            f"these are not the facts of a cluster: {path}: {first['msg']}",
+            f"these are not the facts of a cluster: {reason}",
             where=str(file),
             hint="take the output `facts` of the platform stack, described by spec/schemas/cluster-facts.json",
         ) from None
@@ -118,16 +123,19 @@ def load_file(file: Path, *, overrides: Sequence[str] = ()) -> Located[Experimen
 
 def _read(file: Path) -> Source:
     try:
-        data = file.read_bytes()
-    except FileNotFoundError:
+        with file.open("rb") as opened:
+            data = opened.read(_LARGEST_BYTES + 1)  # not more: a device has no end
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"there is no file {file}", hint=_other_files(file)) from None
     except IsADirectoryError:
         raise ConfigError(f"{file} is a folder", hint=_other_files(file / "x")) from None
-    except OSError as error:
+    except PermissionError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}", hint="check its permissions") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}", hint="is it the right file?") from None
     if len(data) > _LARGEST_BYTES:
         raise ConfigError(
-            f"{file} has {len(data)} bytes; an experiment file has at most {_LARGEST_BYTES}",
+            f"{file} has more than {_LARGEST_BYTES} bytes, the most an experiment file may have",
             hint="is it the right file?",
         )
     try:

@@ -7,10 +7,13 @@ Must not hold any command's logic.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -19,6 +22,12 @@ from spec.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, GkrError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+
+COMPLETION = "_GKR_COMPLETE"
+"""The variable by which a shell asks for completion; click answers and ends the process."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_JSON = frozenset({("-o", "json"), ("--output", "json")})
 
 
 class _Entry(NamedTuple):
@@ -110,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.ClickException as error:
-        error.show()
+        _show_usage(error, args=args)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -118,11 +127,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GkrError as error:
         _show(error, args=args)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (`gkr logs | head`); Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except Exception:  # noqa: BLE001 a bug of ours keeps its traceback and still has a code of the contract
+    except SystemExit:
+        if COMPLETION in os.environ:
+            raise
+        return EXIT_OK  # else click does so only when the reader of our output went away (`gkr logs | head`)
+    except Exception as error:  # noqa: BLE001 a bug of ours keeps its traceback and still has a code of the contract
+        trouble = _trouble_with_files(error)
+        if trouble is not None:
+            _show(trouble, args=args)
+            return EXIT_FAILED
         import traceback
 
         traceback.print_exc()
@@ -131,11 +144,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else EXIT_OK
 
 
+def _trouble_with_files(error: Exception) -> GkrError | None:
+    """A file that may not be read, a folder in its place, a full disk: for the person to mend, and no bug."""
+    if not isinstance(error, OSError) or (error.filename is None and error.errno not in _FULL):
+        return None
+    place = "" if error.filename is None else f"{error.filename}"
+    hint = "check permissions and free space; `gkr --debug` in front of the command shows where it happened"
+    return GkrError(error.strerror or f"{error}", where=place, hint=hint)
+
+
+def _show_usage(error: click.ClickException, *, args: Sequence[str]) -> None:
+    if not _wants_json(args):
+        _tell(error.show)
+        return
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    wrong = GkrError(error.format_message(), hint=f"`{context.command_path if context else 'gkr'} --help`")
+    wrong.exit_code = error.exit_code
+    _show(wrong, args=args)
+
+
 def _show(error: GkrError, *, args: Sequence[str]) -> None:
-    if "--debug" in args or not error.message.strip():
+    if "--debug" in _own(args) or not error.message.strip():
         import traceback
 
-        traceback.print_exception(error)
+        _tell(lambda: traceback.print_exception(error))
         return
     from spec.problems import DocumentError
 
@@ -144,11 +176,23 @@ def _show(error: GkrError, *, args: Sequence[str]) -> None:
         import json
 
         fields = {"message": error.message, "hint": error.hint, "where": error.where, "exit_code": error.exit_code}
-        click.echo(json.dumps({"error": {**fields, "problems": problems}}, ensure_ascii=False), err=True)
-        return
-    click.echo(str(error) if problems else f"error: {error}", err=True)  # each problem says "error" at its own place
+        text = json.dumps({"error": {**fields, "problems": problems}}, ensure_ascii=False)
+    else:
+        text = str(error) if problems else f"error: {error}"  # each problem says "error" at its own place
+    _tell(lambda: click.echo(text, err=True))
+
+
+def _tell(show: Callable[[], object]) -> None:
+    """Where stderr is closed or full there is nobody to tell; the exit code says it."""
+    with contextlib.suppress(OSError):
+        show()
 
 
 def _wants_json(args: Sequence[str]) -> bool:
-    joined = " ".join(args)
-    return any(spelling in joined for spelling in ("-o json", "-ojson", "--output json", "--output=json"))
+    own = _own(args)
+    return "-ojson" in own or "--output=json" in own or any(pair in _JSON for pair in pairwise(own))
+
+
+def _own(args: Sequence[str]) -> Sequence[str]:
+    """Without what follows `--`: that is another program's."""
+    return args[: args.index("--")] if "--" in args else args

@@ -33,7 +33,7 @@ def run_argument(function: F) -> F:
 
 def file_argument(function: F) -> F:
     """FILE; whether it exists is asked when it is read, so that a missing one is an error like any other in a file."""
-    return click.argument("file", type=click.Path(path_type=Path))(function)
+    return click.argument("file", type=click.Path(path_type=Path, readable=False))(function)
 
 
 def set_option(function: F) -> F:
@@ -54,8 +54,10 @@ def complete_cluster(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    del ctx, param
-    return tuple(name.strip() for name in (value or "").split(",") if name.strip())
+    names = tuple(name.strip() for name in (value or "").split(",") if name.strip())
+    if value is not None and not names:
+        raise click.BadParameter(f'"{value}" names no cluster', ctx=ctx, param=param)
+    return names
 
 
 def _cluster_option(help_text: str) -> Callable[[F], F]:

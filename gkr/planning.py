@@ -34,7 +34,14 @@ def plan_lines(plan: Plan) -> list[str]:
         table(rows, header=["LEARNER", "CLUSTER", "GROUP", "NODES", "MACHINE", "RANKS", "GPUS", "CPU", "MEMORY", "SHM"])
     ]
     services = [
-        [one.name, one.kind, learner.name, f"{one.replicas}", f"{one.cpu:g}", format_bytes(one.memory)]
+        [
+            one.name,
+            one.kind,
+            learner.name,
+            "shared" if one.shared_endpoints else f"{one.replicas}",
+            f"{one.cpu:g}" if one.cpu else "-",
+            format_bytes(one.memory) if one.memory else "-",
+        ]
         for learner in plan.learners
         for one in learner.services
     ]

@@ -7,6 +7,7 @@ Interrupting gkr ends them too: what was prepared until then is kept, and the sa
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from gkr.output import say
 from gkr.watch.text import percent, short_count
 from spec.errors import ConfigError, GkrError
-from spec.preparation import Inspection, Line, PrepareError, PrepareProgress, PrepareReport
+from spec.preparation import Inspection, Line, PrepareError, PrepareProgress, PrepareReport, PrepareRules
 from spec.sync_keys import ENVIRONMENT
 
 SERVICES_FILE = "services-"
@@ -77,6 +78,33 @@ def keys_beside(directory: Path | None) -> dict[str, str]:
     learner = directory.stem.removeprefix(SERVICES_FILE)
     folder = directory.absolute().parent / "keys" / learner
     return {ENVIRONMENT: f"{folder}"} if learner != directory.stem and folder.is_dir() else {}
+
+
+def directory_file(given: Path | None) -> Path | None:
+    """The directory file of a run's services as it was given; ConfigError if it is none, because a client would wait
+    for it to be written.
+    """
+    if given is None or given.is_file():
+        return given
+    hint = f"a run that lives has it as state/{SERVICES_FILE}<learner>.json"
+    raise ConfigError(f"there is no file {given}", where="--services", hint=hint)
+
+
+def checked_rules(given: Mapping[str, object]) -> str:
+    """What was chosen of `PrepareRules`, as the preparing process takes it; ConfigError names the option."""
+    rules = json.dumps({key: value for key, value in given.items() if value is not None})
+    try:
+        PrepareRules.model_validate_json(rules, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = f"{first['loc'][0]}"
+        reason = "expected WIDTHxHEIGHT, such as 512x512" if name == "latents" else first["msg"]
+        raise ConfigError(
+            f"{given[name]} is refused: {reason.removeprefix('Value error, ')}",
+            where=f"--{name.replace('_', '-')}",
+            hint="`gkr data prepare --help` says what it means",
+        ) from None
+    return rules
 
 
 def uri_of(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,12 @@ from spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, N
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 """States after which nothing of the run is alive."""
+
+LATEST = "latest"
+"""The link to the newest run, beside the folders of experiments."""
+
+START_SECONDS = 60.0
+"""Within this after its plan was written a run has a supervisor, or never will."""
 
 _FATES = {"succeeded": EXIT_OK, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}
 
@@ -115,9 +122,12 @@ def read_state(path: Path) -> RunState:
         return RunState(status, str(last.get("reason", "")), exit_code, first, changed)
     if is_on_clusters(path):
         return RunState(status, str(last.get("reason", "")), EXIT_UNFINISHED, first, changed)
-    if supervisor_pid(path) is None and (last or (path / "state" / "supervisor.json").exists()):
+    begun = bool(last) or (path / "state" / "supervisor.json").exists()
+    overdue = _written(path / "plan.json") + START_SECONDS < time.time()
+    if supervisor_pid(path) is None and (begun or overdue):
         reason = "its supervisor is gone and did not say how the run ended; its processes ended with it"
-        return RunState("lost", reason, EXIT_FAILED, first, changed)
+        reason = reason if begun else "its supervisor never started"
+        return RunState("lost", reason, EXIT_FAILED, first, max(changed, _written(path / "events.jsonl")))
     return RunState(status, str(last.get("reason", "")), EXIT_UNFINISHED, first, changed)
 
 
@@ -156,6 +166,14 @@ def _portable_birth(pid: int) -> str | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else str(round(process.create_time()))
     except psutil.Error:
         return None
+
+
+def _written(path: Path) -> float:
+    """When a file was written to last: the last sign of life of a run that could not say how it ended."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _status_lines(events: Path) -> list[dict[str, Any]]:

@@ -32,6 +32,8 @@ PLATFORM_OUTPUT = "facts"
 """Output of a platform stack: `ClusterFacts` as plain data."""
 SECRETS = "secrets"
 """Secret configuration of a platform stack: JSON of Kubernetes Secret to its keys and values. Optional."""
+NEVER_UP = "it was never brought up, or has been taken down"
+"""What is said of a stack that another one reads from and that says nothing; reviews know it by these words."""
 NAMESPACE = "gkr-system"
 NAME = "gkr-facts"
 KEY = "facts.json"
@@ -91,6 +93,10 @@ class RegionFacts(Record):
     """Google's managed collection runs in the cluster, with DCGM's metrics."""
     alert_channels: list[str] = []
     """Ids of who is told."""
+    researchers: list[str] = []
+    """Members who may launch in the namespaces of experiments."""
+    queued: dict[str, int] = {}
+    """Pools whose machines come only when a whole request is granted, to the seconds that they then stay."""
 
     def pool(self, name: str) -> MachinePool | None:
         """The pool of that name."""
@@ -109,7 +115,7 @@ def read_output(model: type[Said], value: Mapping[str, Any] | None, *, stack: st
     remedy = f"run: make up STACK={stack}"
     if value is None:
         raise ConfigError(
-            f"stack {stack} has no output {output}: it was never brought up, or has been taken down",
+            f"stack {stack} has no output {output}: {NEVER_UP}",
             hint=f"{remedy}, then this stack again",
             where=stack,
         )

@@ -32,7 +32,7 @@ class GlobalFacts(Record):
     node_account: str
     """Mail address of the nodes' service account."""
     researchers: list[str] = []
-    """Members who may write to the regions' buckets."""
+    """Members who may launch, and write to the regions' buckets."""
     shared_buckets: list[str] = []
     """Names of buckets that pods of all regions read."""
     alert_channels: list[str] = []

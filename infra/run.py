@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from infra.review.__main__ import summary
 from infra.review.comment import comment
 from infra.review.preview import Preview
 from infra.review.report import Review, review
+from infra.review.reservations import by_gcloud, check_reservations
 from spec.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, ConfigError, GkrError
 from spec.problems import DocumentError
 from spec.stack import parse_stack_name
@@ -235,7 +237,10 @@ def _not_up(name: str, missing: Sequence[str]) -> ConfigError:
 
 def _review(request: Request, name: str, preview: Preview) -> Review:
     applies = request.action == "up" and not request.double
-    return review(preview, settings=settings_for(name, stacks=shipped(), applies=applies), labels=request.labels)
+    asks = not request.double and shutil.which("gcloud") is not None
+    more = check_reservations(preview, describe=by_gcloud) if asks else ()
+    settings = settings_for(name, stacks=shipped(), applies=applies)
+    return review(preview, settings=settings, labels=request.labels, more=more)
 
 
 def _print(request: Request, found: Sequence[Review]) -> None:

@@ -1,7 +1,8 @@
 """The client for programs on an asyncio loop: the same calls, awaited.
 
-A thin door to a `ServiceClient` (or `LocalClient`), whose own thread does the I/O: one client serves any number of
-tasks. Cancelling a task cancels its request, so a slot at the replica is free again as soon as possible.
+A thin door to a `ServiceClient`, whose own thread does the I/O: one client serves any number of tasks. Cancelling a
+task cancels its request, so a slot at the replica is free again as soon as possible. A `LocalClient` may stand in for
+it, and computes in the loop's own thread.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
-from services.client import Asks
+from services.client import GRACE_SECONDS, Asks, does_not_react
 from services.service import Reply
 
 
@@ -34,7 +35,11 @@ class AsyncServiceClient:
     ) -> Reply:
         """Ask, and await the reply. Raises what `ServiceClient.call` would."""
         future = self._client.submit(method, args, reply=reply, tensors=tensors, deadline_seconds=deadline_seconds)
-        return await asyncio.wrap_future(future)
+        try:
+            async with asyncio.timeout(deadline_seconds + GRACE_SECONDS):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise does_not_react() from error
 
     async def close(self) -> None:
         """Stop asking; what is unanswered fails."""

@@ -11,6 +11,7 @@ after the first one died, so effects that must not add up over replicas need a k
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -31,8 +32,11 @@ from services.wire.seal import run_secret
 from spec.errors import GkrError, RefusedError, UnreachableError
 from spec.sync_keys import SHARED_ENVIRONMENT, SyncKeys
 
-_GRACE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0
 """How much later than its deadline a future may complete before the I/O thread itself is taken for broken."""
+_LONGEST_SECONDS = 1e9
 
 
 class Asks(Protocol):
@@ -111,6 +115,11 @@ class ServiceClient:
         """
         if os.getpid() != self._pid:
             raise RuntimeError("a ServiceClient does not survive a fork; make it in the process that uses it")
+        if not abs(deadline_seconds) <= _LONGEST_SECONDS:  # nor is NaN
+            raise RefusedError(
+                f"{method} of {self._service} with a deadline of {deadline_seconds} s",
+                hint="say how many seconds the reply is worth waiting for",
+            )
         if self._courier.waiting >= self._max_waiting:
             raise RefusedError(
                 f"{self._courier.waiting} requests to {self._service} wait for a turn already",
@@ -152,16 +161,19 @@ class ServiceClient:
         """Ask, and wait for the reply. Raises what the future would."""
         future = self.submit(method, args, reply=reply, tensors=tensors, deadline_seconds=deadline_seconds)
         try:
-            return future.result(timeout=deadline_seconds + _GRACE_SECONDS)
+            return future.result(timeout=deadline_seconds + GRACE_SECONDS)
         except FutureTimeoutError as error:
             future.cancel()
-            raise UnreachableError(
-                f"the client of {self._service} in this process does not react", hint="this is a bug of ours"
-            ) from error
+            raise does_not_react() from error
 
     def close(self, *, deadline_seconds: float = 5.0) -> None:
         """Say goodbye; what is unanswered fails. A second call does nothing."""
         self._courier.close(deadline_seconds=deadline_seconds)
+
+
+def does_not_react() -> UnreachableError:
+    """Of a future that did not even expire."""
+    return UnreachableError("the service's client in this process does not react", hint="this is a bug of ours")
 
 
 class LocalClient:
@@ -212,6 +224,9 @@ class LocalClient:
                 answer = self._service.compute(method, [Call(args, dict(tensors or {}))])[0]
         except GkrError as error:
             answer = error
+        except Exception as error:
+            _log.exception("%s failed", method)
+            raise RefusedError(f"{method} failed: {type(error).__name__}: {error}", where=where) from error
         if isinstance(answer, GkrError):
             raise RefusedError(answer.message, hint=answer.hint, where=where) from answer
         if not isinstance(answer.body, reply):

@@ -10,17 +10,18 @@ while somebody leads.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import select
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 from msgspec import Struct
@@ -44,6 +45,7 @@ from services.wire.frames import (
     pack,
     request_bytes,
 )
+from services.wire.sockets import high_water_mark
 from spec.errors import GkrError, RefusedError, UnreachableError
 from spec.services import Replica
 
@@ -53,11 +55,13 @@ _RETRY_SECONDS = (0.02, 1.0)
 """First and longest pause before a replica is tried again; doubled each time, with jitter."""
 _MAX_ATTEMPTS = 8
 """A request that was lost with so many replicas is more likely their killer than their victim."""
-_HWM = 1024 + 16
+_HWM = high_water_mark(1024)
+"""The largest grant that a file may ask for."""
 _IN = int(zmq.POLLIN)
 _PARK_SECONDS = 0.005
 """How long our thread leaves the sockets to somebody who led just now and is likely to lead again."""
 
+_EndT = TypeVar("_EndT")
 LinkKey = tuple[int, int]
 """Index and incarnation of a replica."""
 
@@ -83,24 +87,33 @@ class Awaited(Future[Reply]):
     def __init__(self, courier: Courier, number: int) -> None:
         super().__init__()
         self._courier, self._number = courier, number
+        self._cancels = itertools.count()
 
     def result(self, timeout: float | None = None) -> Reply:
         """The reply, or what ended the request."""
+        return self._awaited(super().result, timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What ended the request, if not a reply."""
+        return self._awaited(super().exception, timeout)
+
+    def cancel(self) -> bool:
+        """Nobody waits for it any more; the replica is told, too."""
+        cancelled = super().cancel()
+        if cancelled and next(self._cancels) == 0:
+            self.set_running_or_notify_cancel()  # else `concurrent.futures.wait` goes on waiting for it
+            self._courier.give_up(self._number)
+        return cancelled
+
+    def _awaited(self, get: Callable[[float | None], _EndT], timeout: float | None) -> _EndT:
         courier, number = self._courier, self._number
         until = None if timeout is None else time.monotonic() + timeout
         if courier.carries(number):
             courier.lead(number, until=until)
             if courier.carries(number):
                 with courier.follow():
-                    return super().result(None if until is None else max(0.0, until - time.monotonic()))
-        return super().result(None if until is None else max(0.0, until - time.monotonic()))
-
-    def cancel(self) -> bool:
-        """Nobody waits for it any more; the replica is told, too."""
-        cancelled = super().cancel()
-        if cancelled:
-            self._courier.give_up(self._number)
-        return cancelled
+                    return get(None if until is None else max(0.0, until - time.monotonic()))
+        return get(None if until is None else max(0.0, until - time.monotonic()))
 
 
 @dataclass
@@ -396,8 +409,12 @@ class Courier:
                 known = self._shared_secret if replica.shared else self._secret
                 secret = known if replica.sealed else b""
                 hello = self._hello(replica)
-                self._links[key] = Link(replica, context=self._context, hello=hello, hwm=_HWM, secret=secret)
-                self._list()
+                try:
+                    self._links[key] = Link(replica, context=self._context, hello=hello, hwm=_HWM, secret=secret)
+                except zmq.ZMQError as error:  # this process has no descriptor left, for the moment
+                    self._put_off(key, f"{replica.endpoint}: {error}")
+                else:
+                    self._list()
 
     def _list(self) -> None:
         self._changes += 1
@@ -424,15 +441,18 @@ class Courier:
     def _lose(self, key: LinkKey, reason: str) -> None:
         self._links.pop(key).close()
         self._list()
+        self._put_off(key, reason)
+        for pending in self._dispatcher.lost(key):
+            parcel: Parcel = pending.payload
+            text = f"{parcel.method} of {self._service} was lost with its replica {pending.attempt} times: {reason}"
+            self._fail(parcel, UnreachableError(text, hint="the request may be what ends them; see their logs"))
+
+    def _put_off(self, key: LinkKey, reason: str) -> None:
         self._trouble = reason
         retry = self._retries.setdefault(key, _Retry())
         pause = min(_RETRY_SECONDS[1], _RETRY_SECONDS[0] * 2**retry.failures) * random.uniform(0.5, 1.5)
         retry.failures = min(retry.failures + 1, 16)
         retry.at = time.monotonic() + pause
-        for pending in self._dispatcher.lost(key):
-            parcel: Parcel = pending.payload
-            text = f"{parcel.method} of {self._service} was lost with its replica {pending.attempt} times: {reason}"
-            self._fail(parcel, UnreachableError(text, hint="the request may be what ends them; see their logs"))
 
     def _message(self, key: LinkKey, link: Link, message: Message) -> None:
         header = message.header
@@ -451,7 +471,8 @@ class Courier:
                 self._dispatcher.open(key, grant=header.credit, grant_bytes=header.credit_bytes)
             case Kind.ERROR:
                 error = decode_or_lose(message)
-                if error.code in ("version", "superseded", "protocol"):
+                # Of one that welcomed us a complaint about a message concerns this connection, not all that we send.
+                if error.code == "superseded" or (error.code == "protocol" and not link.welcomed):
                     self._refuse_all(error)
                 raise LinkLost(f"{link.replica.endpoint} refused us: {error.message}")
             case Kind.GOAWAY:

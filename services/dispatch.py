@@ -25,7 +25,7 @@ from services.wire.frames import Priority
 RETRY_SHARE = 0.1
 """Second sendings that one first sending pays for."""
 RETRY_RESERVE = 64.0
-"""Second sendings that need not be earned first."""
+"""Second sendings that need not be earned first; as many as a replica grants, if that is more."""
 RETRY_SECONDS = 1.0
 """One more is allowed after so long, lest a client that sends nothing new never sends again."""
 BREAKER_FAILURES = 5
@@ -78,13 +78,8 @@ class Dispatcher(Generic[LinkT]):
         self._queues = (self._again, *self._waiting.values())
         """In their order."""
         self._links: dict[LinkT, _Link] = {}
-        self._retries, self._refilled_at = RETRY_RESERVE, 0.0
-        self.sent_again = 0
-
-    @property
-    def waiting(self) -> int:
-        """Requests that have no credit yet."""
-        return sum(map(len, self._queues))
+        self._reserve = self._retries = RETRY_RESERVE
+        self._refilled_at = 0.0
 
     @property
     def waits(self) -> bool:
@@ -98,6 +93,9 @@ class Dispatcher(Generic[LinkT]):
     def open(self, link: LinkT, *, grant: int, grant_bytes: int = 0) -> None:
         """A replica granted so many credits, and so many bytes of requests (0: any) beyond the first one. Stating the
         grant again changes nothing that is in flight."""
+        more = max(0.0, grant - self._reserve)  # or what dies with one replica would wait to be earned
+        self._reserve += more
+        self._retries += more
         known = self._links.get(link)
         if known is None:
             self._links[link] = _Link(grant, grant_bytes)
@@ -192,9 +190,8 @@ class Dispatcher(Generic[LinkT]):
     def _send(self, pending: Pending, name: LinkT) -> Pending:
         if pending.attempt:
             self._retries -= 1
-            self.sent_again += 1
         else:
-            self._retries = min(RETRY_RESERVE, self._retries + RETRY_SHARE)
+            self._retries = min(self._reserve, self._retries + RETRY_SHARE)
         pending.attempt += 1
         link = self._links[name]
         link.inflight[pending.request] = pending

@@ -117,27 +117,26 @@ class _ReplicaActor:
     ) -> _Started:
         """Load the service, prove that it answers, and listen on this node's own address, where clients of other nodes
         reach it. It hears those of its run, if the run has keys; else all whom the network lets through. Without a port
-        it takes a free one."""
+        it takes a free one. Raises what another start may mend, such as a port that its predecessor still has."""
         context = replace(context, cache_dir=run_folder() / context.cache_dir)
         try:
             secret = _secret(plan)
             service = load_class(path)(context)
             service.warm_up()
-            bind = f"tcp://{self.greet()}:{'*' if port is None else port}"
-            server = Server(
-                service,
-                queue_depth=plan.queue_depth,
-                queue_bytes=plan.queue_bytes,
-                budget_bytes=queue_budget(plan.memory) if plan.queue_bytes else 0,
-                max_delay_seconds=plan.max_delay_ms / 1000,
-                incarnation=incarnation,
-                bind=bind,
-                secret=secret,
-            )
-            endpoint = server.start()
         except GkrError as error:
             logging.getLogger(__name__).error("%s cannot start: %s", context.name, error)  # noqa: TRY400 - our wording
             return _Started("", os.getpid(), sealed=False, metrics="", refusal=str(error))
+        server = Server(
+            service,
+            queue_depth=plan.queue_depth,
+            queue_bytes=plan.queue_bytes,
+            budget_bytes=queue_budget(plan.memory) if plan.queue_bytes else 0,
+            max_delay_seconds=plan.max_delay_ms / 1000,
+            incarnation=incarnation,
+            bind=f"tcp://{self.greet()}:{'*' if port is None else port}",
+            secret=secret,
+        )
+        endpoint = server.start()
         self._server = server
         metrics = self._serve_metrics(context.name)
         logging.getLogger(__name__).info("%s serves on %s, incarnation %d", context.name, endpoint, incarnation)

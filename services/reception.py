@@ -114,7 +114,7 @@ class Reception:
 
     def receive(self, route: bytes, frames: Sequence[Buffer], *, now: float) -> None:
         """Take one message."""
-        if self._violations.get(route, 0) >= MAX_VIOLATIONS:
+        if self._is_banned(route):
             return
         try:
             message = unpack(frames)
@@ -142,7 +142,8 @@ class Reception:
 
     def violated(self, route: bytes, *, reason: str) -> None:
         """What arrived could not even be opened."""
-        self._violation(route, reason=reason)
+        if not self._is_banned(route):
+            self._violation(route, reason=reason)
 
     def unreachable(self, route: bytes, *, now: float) -> None:
         """The connection is gone: its client holds no credit any more, and may come back for its answers."""
@@ -387,6 +388,9 @@ class Reception:
     def _refuse(self, route: bytes, request: int = 0, *, code: Code, message: str, hint: str = "") -> None:
         self._errors += 1
         self.outbox.append((route, pack_error(request=request, code=code, message=message, hint=hint)))
+
+    def _is_banned(self, route: bytes) -> bool:
+        return self._violations.get(route, 0) >= MAX_VIOLATIONS
 
     def _violation(
         self,

@@ -35,6 +35,7 @@ from services.waker import Waker
 from services.wire.frames import (
     HEARTBEAT_MS,
     HEARTBEAT_TIMEOUT_MS,
+    INLINE_BYTES,
     MAX_FRAME_BYTES,
     Buffer,
     FrameError,
@@ -47,7 +48,7 @@ from services.wire.frames import (
 )
 from services.wire.lane import Lane
 from services.wire.seal import Gate
-from services.wire.sockets import receive_routed, send_frames
+from services.wire.sockets import high_water_mark, receive_routed, send_frames
 from spec.errors import ConfigError, GkrError
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ _SNAPSHOT_SECONDS = 60.0
 _MESSAGES_PER_TURN = 256
 _IN = int(zmq.POLLIN)
 
+_BUG = "this is a bug of the service; its log has the traceback"
 _EVERYWHERE = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
 
 Answer = tuple[Sequence[Buffer], bool]
@@ -113,6 +115,8 @@ class Server:
         self._read: deque[bytes] = deque()
         """Connections that have something to say about the memory of their clients."""
         self._challenges: deque[tuple[bytes, Sequence[Buffer]]] = deque()
+        self._full: set[bytes] = set()
+        """Connections that took no more: their clients are forgotten, and hear so as soon as they read."""
         self._busy = self._more = False
         self._quick = 0
         """Batches in a row that took little time."""
@@ -131,8 +135,8 @@ class Server:
         router = context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.LINGER, 0)
-        router.setsockopt(zmq.SNDHWM, self._queue_depth + 16)
-        router.setsockopt(zmq.RCVHWM, self._queue_depth + 16)
+        router.setsockopt(zmq.SNDHWM, high_water_mark(self._queue_depth))
+        router.setsockopt(zmq.RCVHWM, high_water_mark(self._queue_depth))
         router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
@@ -211,6 +215,8 @@ class Server:
             with self._table:
                 self._loop(router)
         finally:
+            while self._lanes:
+                self._lanes.popitem()[1].close()
             context.destroy(linger=HEARTBEAT_MS)
 
     def _loop(self, router: zmq.Socket[Any]) -> None:
@@ -287,10 +293,6 @@ class Server:
 
     def _flush(self, router: zmq.Socket[Any]) -> None:
         reception = self._reception
-        while reception.gone:
-            route = reception.gone.popleft()
-            if route in self._lanes and route not in reception.shares:
-                self._lanes.pop(route).close()
         while self._challenges:
             route, frames = self._challenges.popleft()
             self._send(router, route, [frames])
@@ -304,6 +306,20 @@ class Server:
             route = self._read.popleft()
             if route in self._lanes:
                 self._send_sealed(router, route, self._lanes[route].releases())
+        while reception.gone:  # after the last words to them
+            self._forget(reception.gone.popleft())
+        for route in tuple(self._full):
+            self._full.discard(route)
+            self._send(router, route, [pack(Header(kind=Kind.GOAWAY))])
+
+    def _forget(self, route: bytes) -> None:
+        """The connection is no client's any more, unless it greeted again."""
+        if route in self._reception.shares:
+            return
+        if route in self._lanes:
+            self._lanes.pop(route).close()
+        if self._gate is not None:
+            self._gate.forget(route)
 
     def _send_sealed(self, router: zmq.Socket[Any], route: bytes, messages: Sequence[Sequence[Buffer]]) -> None:
         if self._gate is not None:
@@ -317,6 +333,8 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
+            if error.errno == zmq.EAGAIN:
+                self._full.add(route)
             self._reception.unreachable(route, now=time.monotonic())
             if self._gate is not None:
                 self._gate.forget(route)
@@ -362,8 +380,8 @@ class Server:
 def answer_batch(service: Service, *, tickets: list[Ticket[ClientId]]) -> tuple[list[Answer], str]:
     """Compute one batch and encode its answers; with the version of the weights that they name, if any.
 
-    Never raises: whatever happens, each ticket gets its frames. If a batch breaks, its calls are computed one by one,
-    so that a call that breaks the service fails alone.
+    Never raises: whatever a service computes or raises, each ticket gets its frames. If a batch breaks, its calls are
+    computed one by one, so that a call that breaks the service fails alone.
     """
     method = tickets[0].method
     try:
@@ -378,18 +396,28 @@ def answer_batch(service: Service, *, tickets: list[Ticket[ClientId]]) -> tuple[
             alone = [answer_batch(service, tickets=[ticket]) for ticket in tickets]
             return [answer for answers, _ in alone for answer in answers], max(weights for _, weights in alone)
         text = f"{method} failed: {type(error).__name__}: {error}"
-        hint = "this is a bug of the service; its log has the traceback"
-        return [(pack_error(request=tickets[0].request, code="internal", message=text, hint=hint), True)], ""
-    answers = [_encode_answer(reply, request=ticket.request) for ticket, reply in zip(tickets, replies, strict=True)]
+        return [(pack_error(request=tickets[0].request, code="internal", message=text, hint=_BUG), True)], ""
+    answers = [_encode_answer(reply, ticket) for ticket, reply in zip(tickets, replies, strict=True)]
     weights = [one.weights for one in replies if isinstance(one, Reply) and one.weights]
     return answers, weights[0] if weights else ""
 
 
-def _encode_answer(answer: Reply | GkrError, *, request: int) -> Answer:
+def _encode_answer(answer: Reply | GkrError, ticket: Ticket[ClientId]) -> Answer:
+    request = ticket.request
     if isinstance(answer, GkrError):
         return pack_error(request=request, code="refused", message=answer.message, hint=answer.hint), True
     try:
-        specs, raw = encode_tensors(answer.tensors)
+        specs, raw = encode_tensors({name: _alone(tensor) for name, tensor in answer.tensors.items()})
         return pack(Header(kind=Kind.REPLY, request=request, tensors=specs), encode_body(answer.body), raw=raw), False
-    except FrameError as error:
-        return pack_error(request=request, code="internal", message=f"the answer cannot travel: {error}"), True
+    except Exception as error:  # noqa: BLE001 - boundary: what the service answered may be anything
+        _log.error("the answer of %s cannot travel", ticket.method, exc_info=error)
+        text = f"the answer of {ticket.method} cannot travel: {error}"
+        return pack_error(request=request, code="internal", message=text, hint=_BUG), True
+
+
+def _alone(tensor: np.ndarray) -> np.ndarray:
+    """Not a view of a whole batch, which would live as long as any of its replies is kept. Small ones are copied
+    anyway."""
+    whole = tensor.base
+    shares = isinstance(whole, np.ndarray) and whole.nbytes > tensor.nbytes >= INLINE_BYTES
+    return tensor.copy() if shares else tensor

@@ -1,12 +1,14 @@
 """Published models by digest on this node's disk.
 
 Promises: a file under its final name has the bytes its digest names; a fetch ends within its size limit and its
-deadline (give or take one silence), and goes on where the connection was cut; nothing partial is left behind. Replicas
-of one node share the folder, so files appear by atomic rename and may vanish at any time.
+deadline (give or take one silence), and goes on where the connection was cut; nothing partial is left behind, by a
+process that was killed only until the next fetch after its deadline. Replicas of one node share the folder, so files
+appear by atomic rename and may vanish at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -14,7 +16,6 @@ import re
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -70,6 +71,7 @@ class WeightsCache:
             os.utime(path)
             return path
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
         self._fetch(path, sha256=sha256, urls=urls)
         self._evict(keep=path)
         return path
@@ -121,6 +123,14 @@ class WeightsCache:
                 file.write(chunk)
         return opened.left is not None and start < size < start + opened.left
 
+    def _sweep(self) -> None:
+        """Remove what fetches left that were killed: nobody has written to it for longer than a fetch may take."""
+        oldest = time.time() - self._limits.deadline_seconds - 2 * self._limits.silence_seconds
+        for path in self._folder.glob(f"{_PARTIAL}*"):
+            with contextlib.suppress(FileNotFoundError):  # done by now, or another replica was quicker
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
     def _evict(self, *, keep: Path) -> None:
         """Remove the least recently used files; other replicas may do the same at the same time."""
         found: list[tuple[float, Path]] = []
@@ -138,7 +148,7 @@ class _FetchError(GkrError):
     """One address did not give the model."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _open(url: str, *, start: int, timeout_seconds: float) -> Generator[_Opened]:
     if timeout_seconds <= 0:
         raise _FetchError("no time left")

@@ -170,8 +170,8 @@ class StepMetrics(_Event):
     loader_queue: int = 0
     """Batches ready when the step began."""
     cache: dict[str, int] = {}
-    """What the copies of datasets on rank 0's node have come to so far (`storage.cache_counts`); empty if all datasets
-    are files there."""
+    """What the copies of datasets on rank 0's node have come to so far in this attempt (`storage.cache_counts`); empty
+    if all datasets are files there."""
     blocked_seconds: dict[str, float] = {}
     """Seconds the training loop has stood still so far in this attempt, by cause: snapshot, barrier, apply, max_ahead,
     data, encode.

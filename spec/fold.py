@@ -16,6 +16,7 @@ from spec import events as ev
 from spec.plan import LearnerPlan, Plan
 from spec.summary import (
     Blocked,
+    Copies,
     EvaluationSummary,
     LearnerSummary,
     Ledger,
@@ -85,6 +86,7 @@ def _learner(learner: LearnerPlan, log: Sequence[ev.Event], plan: Plan) -> Learn
         ledger=min(_ledgers(learner.name, log, finished), key=lambda one: one.merged),
         blocked_seconds=_blocked(steps, finished),
         waited=_waited(steps),
+        copies=_copies(steps),
     )
 
 
@@ -120,6 +122,14 @@ def _waited(steps: Sequence[ev.StepMetrics]) -> Waited:
         return max(0.0, sum(waited) / seconds)
 
     return Waited(data=share("data"), services=share("services"))
+
+
+def _copies(steps: Sequence[ev.StepMetrics]) -> Copies | None:
+    """Counters start anew with each attempt; the last value of each is added up."""
+    counts = [one.cache for one in _by_attempt(steps).values() if one.cache]
+    if not counts:
+        return None
+    return Copies(**{name: sum(one.get(name, 0) for one in counts) for name in Copies.model_fields})
 
 
 def _spans(steps: Sequence[ev.StepMetrics]) -> list[tuple[ev.StepMetrics, ev.StepMetrics]]:

@@ -20,6 +20,8 @@ from spec.service_placement import ServicePlacement
 from spec.sync import SyncConfig
 from spec.train import ModelConfig
 
+STORES = ("file:///", "s3://", "gs://")
+"""What loaders can read from."""
 ROUNDS_FOR_HIGH_MOMENTUM = 100
 LOCAL_OVERSUBSCRIPTION = 2.0
 """Cores that local nodes and services may ask for together, as a multiple of the machine's; they are rarely all busy.
@@ -114,10 +116,8 @@ def check_data(experiment: Experiment, *, placements: Sequence[Placement]) -> It
             manifest = written.replace("{bucket}", one.facts.bucket)
             if re.match(r"[a-z][a-z0-9+.-]*://", manifest) is None:
                 yield Refusal(path, f'"{manifest}" is not a URI', hint='write "{bucket}/..." or file:///absolute/path')
-            elif one.facts.backend == "local" and not manifest.startswith("file:///"):
-                yield Refusal(
-                    path, f"the local backend reads file: URIs only, not {manifest}", hint='write "{bucket}/..."'
-                )
+            elif experiment.train is not None and not manifest.startswith(STORES):
+                yield Refusal(path, f"{manifest} is in no store that is known", hint=f"write {', '.join(STORES)}...")
 
 
 def check_cluster_settings(experiment: Experiment, *, placements: Sequence[Placement]) -> Iterator[Refusal]:

@@ -22,6 +22,11 @@ from spec.stack_values import StackName, network_of, parse_stack_name
 
 LARGEST_ACCESS_PREFIX = 22
 """Private services access needs at least a range of this length."""
+LUSTRE_FASTEST, LUSTRE_STEP = 1000, 9_000
+"""MB/s for each TiB, and the GiB in whose multiples that is sold; half the speed comes in steps of twice the size."""
+ROLLING_DAYS = 32
+LEAST_HOURS = 48
+"""Hours that maintenance windows must leave in any so many days."""
 
 
 def check_stack(config: GlobalStack | RegionStack | PlatformStack, *, name: str = "") -> list[Refusal]:
@@ -88,6 +93,7 @@ def _global(config: GlobalStack) -> Iterator[Refusal]:
     for role in ("researchers", "operators", "previewers"):
         for index, member in enumerate(getattr(config.identity, role)):
             yield from _member(("identity", role, index), member)
+    yield from _researchers(config)
     if config.budget:
         for index, part in enumerate(config.budget.thresholds):
             if not 0 < part <= 10:
@@ -103,6 +109,26 @@ def _member(path: Path, member: str) -> Iterator[Refusal]:
     elif kind not in ("group", "user", "serviceAccount", "principal", "principalSet", "domain") or not rest:
         message = f'"{member}" is not a member; the cloud would refuse the whole binding'
         yield Refusal(path, message, hint="write KIND:NAME, such as group:research@example.com")
+
+
+def _researchers(config: GlobalStack) -> Iterator[Refusal]:
+    """They are named in every cluster too, which knows fewer kinds of member, and groups of one domain only."""
+    first = ""
+    for index, member in enumerate(config.identity.researchers):
+        path: Path = ("identity", "researchers", index)
+        kind, _, name = member.partition(":")
+        if kind == "domain":
+            message = f"{member} cannot be given rights in a cluster; nobody of it could launch"
+            yield Refusal(path, message, hint=f"name a group, such as group:research@{name}")
+        if kind == "group":
+            domain = name.partition("@")[2]
+            first = first or domain
+            if domain != first:
+                message = (
+                    f"group {name} is of another domain than {first}; a cluster resolves groups of one domain, and"
+                    " nobody of it could launch"
+                )
+                yield Refusal(path, message, hint=f"put its members into a group of {first}")
 
 
 def _bucket(path: Path, bucket: Bucket, *, has_region: bool) -> Iterator[Refusal]:
@@ -127,6 +153,7 @@ def _region(config: RegionStack) -> Iterator[Refusal]:
     yield from _ranges(config)
     yield from check_pools(config)
     yield from _control_plane(config)
+    yield from _maintenance(config)
     buckets = [config.bucket, *config.buckets]
     for index, one in enumerate(buckets):
         path: Path = ("buckets", index - 1) if index else ("bucket",)
@@ -164,6 +191,27 @@ def cluster_ranges(config: RegionStack) -> dict[Path, str]:
     return own | {("fabrics", name, "range"): one.range for name, one in config.fabrics.items() if one.range}
 
 
+def _maintenance(config: RegionStack) -> Iterator[Refusal]:
+    """GKE refuses a policy that leaves it too little time."""
+    maintenance = config.cluster.maintenance
+    hours = maintenance.window_hours * windows(maintenance.recurrence)
+    if hours < LEAST_HOURS:
+        message = (
+            f"windows of {maintenance.window_hours} hours with {maintenance.recurrence} leave {hours:.0f} hours in"
+            f" {ROLLING_DAYS} days for maintenance; GKE wants {LEAST_HOURS}, and the cluster would be refused"
+        )
+        path: Path = ("cluster", "maintenance")
+        yield Refusal(path, message, hint="more days or longer windows, such as FREQ=WEEKLY;BYDAY=SA,SU", key=True)
+
+
+def windows(recurrence: str) -> float:
+    """Windows in the days that GKE looks at, of a rule such as FREQ=WEEKLY;BYDAY=SA,SU."""
+    rule = dict(part.split("=", 1) for part in recurrence.split(";") if "=" in part)
+    days = len(rule["BYDAY"].split(",")) if "BYDAY" in rule else (7 if rule.get("FREQ") == "DAILY" else 1)
+    interval = rule.get("INTERVAL", "1")
+    return ROLLING_DAYS / 7 * days / max(1, int(interval) if interval.isdecimal() else 1)
+
+
 def _control_plane(config: RegionStack) -> Iterator[Refusal]:
     cluster = config.cluster
     if not cluster.external_access and not cluster.authorized_ranges:
@@ -186,6 +234,12 @@ def _lustre(config: RegionStack) -> Iterator[Refusal]:
             message = f"file system {one.name} is in {one.zone} and the GPUs are in {', '.join(sorted(zones))}"
             hint = "put it in the GPUs' zone; reads across zones are slow and paid for"
             yield Refusal(("lustre", index, "zone"), message, hint=hint)
+        step = LUSTRE_STEP * LUSTRE_FASTEST // one.throughput
+        if one.capacity_gib % step:
+            message = f"{one.capacity_gib} GiB cannot be had at {one.throughput} MB/s for each TiB; it would be refused"
+            below = one.capacity_gib // step * step
+            hint = f"write {f'{below} or ' if below else ''}{below + step}: a multiple of {step}, never less afterwards"
+            yield Refusal(("lustre", index, "capacity_gib"), message, hint=hint)
 
 
 def _platform(config: PlatformStack) -> Iterator[Refusal]:

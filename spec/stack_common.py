@@ -51,7 +51,9 @@ class Bucket(Document):
     versioning: bool = False
     """Keep overwritten objects."""
     delete_after_days: int | None = Field(default=None, ge=1)
-    """Age at which objects are deleted; default: never."""
+    """Age at which objects below `delete_below` are deleted; default: never."""
+    delete_below: list[str] = ["runs/"]
+    """Prefixes of what is deleted at that age: a dataset in the same bucket is older and stays. Empty: everything."""
     uri: str = ""
     """Where it is reached when that is not gs://NAME, such as s3://gkr on a test bed."""
 

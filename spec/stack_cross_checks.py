@@ -202,6 +202,33 @@ def _on_global(stacks: Stacks, regions: Mapping[str, RegionStack]) -> Iterator[R
             message = f"{config.global_stack} has no range for private services access; no file system could be made"
             hint = f"add network.services_access to stacks/Pulumi.{config.global_stack}.yaml"
             yield Refusal((name, "lustre"), message, hint=hint, key=True)
+        yield from _services_on(name, config, shared)
+
+
+def needed_services(config: RegionStack) -> dict[str, Path]:
+    """Services without which a region cannot do what it is configured to, and what asks for each."""
+    addons = config.cluster.addons
+    streaming = next((index for index, pool in enumerate(config.gpu_pools) if pool.image_streaming), None)
+    asked: dict[str, Path | None] = {
+        "artifactregistry": ("registry",),
+        "compute": ("network",),
+        "container": ("cluster",),
+        "containerfilesystem": ("cpu_pool",) if streaming is None else ("gpu_pools", streaming, "image_streaming"),
+        "file": ("cluster", "addons", "filestore") if addons.filestore else None,
+        "gkehub": ("cluster", "fleet") if config.cluster.fleet else None,
+        "lustre": ("lustre",) if config.lustre else None,
+        "servicenetworking": ("lustre",) if config.lustre else None,
+        "storage": ("bucket",),
+    }
+    return {f"{name}.googleapis.com": path for name, path in asked.items() if path is not None}
+
+
+def _services_on(name: str, config: RegionStack, shared: GlobalStack) -> Iterator[Refusal]:
+    for service, path in needed_services(config).items():
+        if service not in shared.apis:
+            message = f"{config.global_stack} does not switch on {service}, which this needs; it would fail, or be slow"
+            also = ((config.global_stack, "apis"),)
+            yield Refusal((name, *path), message, hint=f"add {service} to apis, or leave apis out", key=True, also=also)
 
 
 def _on_region(stacks: Stacks) -> Iterator[Refusal]:
@@ -211,6 +238,7 @@ def _on_region(stacks: Stacks) -> Iterator[Refusal]:
             yield from _project(name, config, below)
             yield from _queues(name, config, below)
             yield from _installers(name, config, below)
+            yield from _managed_fabric(config.region_stack, below)
             yield from _services(name, config, below)
 
 
@@ -256,6 +284,17 @@ def _installers(name: str, config: PlatformStack, below: RegionStack) -> Iterato
                     f"{config.region_stack} has {row.name}, and there is no installer {field}; GPUs would talk over TCP"
                 )
                 yield Refusal((name, "installers"), message, hint=f"add installers.{field}: an image", key=True)
+
+
+def _managed_fabric(name: str, below: RegionStack) -> Iterator[Refusal]:
+    """Pods are rendered for Network objects; with GKE's managed DRANET they would have to claim devices instead."""
+    for machine_name, fabric in below.fabrics.items():
+        if fabric.mode == "dranet":
+            message = (
+                f"pods for {machine_name} name Network objects, which a dranet fabric has none of; none would start"
+            )
+            hint = "write a range in place of mode: dranet, until pods claim devices"
+            yield Refusal((name, "fabrics", machine_name, "mode"), message, hint=hint)
 
 
 def _services(name: str, config: PlatformStack, below: RegionStack) -> Iterator[Refusal]:

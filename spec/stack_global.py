@@ -13,10 +13,11 @@ from spec.stack_values import Cidr, CloudName
 APIS = (
     "artifactregistry.googleapis.com", "billingbudgets.googleapis.com", "cloudkms.googleapis.com",
     "cloudresourcemanager.googleapis.com", "compute.googleapis.com", "container.googleapis.com",
-    "iam.googleapis.com", "logging.googleapis.com", "lustre.googleapis.com", "monitoring.googleapis.com",
+    "containerfilesystem.googleapis.com", "file.googleapis.com", "gkehub.googleapis.com", "iam.googleapis.com",
+    "iamcredentials.googleapis.com", "logging.googleapis.com", "lustre.googleapis.com", "monitoring.googleapis.com",
     "servicenetworking.googleapis.com", "storage.googleapis.com",
 )  # fmt: skip
-"""Services that the programs need switched on."""
+"""Services that the programs need switched on. Container File System streams images."""
 
 
 class PrimaryNetwork(Document):

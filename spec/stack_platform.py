@@ -143,12 +143,18 @@ class Health(Document):
     """Alert on the node condition that GKE sets for GPU errors."""
     critical_xids: list[int] = [48, 63, 64, 79, 119, 120, 123, 140]
     """Errors that make a GPU unusable until it is reset."""
+    own_exporter: bool = False
+    """A DCGM exporter of your own is collected too, with the fields that GKE's leaves out: then alerts on errors of GPU
+    memory, of NVLink and on each XID are of use. Without it the node condition stands for them.
+    """
     cordon: bool = True
     """The health controller may keep new pods off such nodes."""
     alert_after: Seconds = 60.0
     """How long a condition lasts before somebody is told."""
     max_temperature_celsius: int = Field(default=87, ge=50, le=110)
     """GPU temperature above which somebody is told."""
+    min_clock_mhz: int = Field(default=1000, ge=100, le=3000)
+    """Clock of a busy GPU below which it is taken to throttle."""
 
 
 class Mount(Document):

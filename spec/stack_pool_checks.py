@@ -18,6 +18,8 @@ from spec.stack_values import gke_version, network_of
 
 DRANET_FLOOR = "1.34.1-gke.1829001"
 PODS_PER_CPU_NODE = 110
+PORTS_PER_ADDRESS = 64_512
+"""Of a NAT address, for each protocol."""
 SMALLEST_SUBNET = 29
 """Longest prefix of a subnet."""
 
@@ -327,6 +329,16 @@ def _room(config: RegionStack) -> Iterator[Refusal]:
         )
         hint = f"take a range of at least /{32 - (nodes + 3).bit_length()}; a cluster keeps the one it was made with"
         yield Refusal(("network", "nodes"), message, hint=hint)
+    nat = config.network.nat
+    served = nat.addresses * (PORTS_PER_ADDRESS // nat.ports_per_node)
+    if nodes > served:
+        message = (
+            f"{nat.addresses} NAT addresses have {nat.ports_per_node} ports each for {served} nodes, and pools have"
+            f" {nodes}; the last nodes could reach nothing outside"
+        )
+        enough = -(-nodes // (PORTS_PER_ADDRESS // nat.ports_per_node))
+        hint = f"write addresses: {enough}, or fewer ports_per_node"
+        yield Refusal(("network", "nat", "addresses"), message, hint=hint, key=True)
     addresses = config.cpu_pool.max_nodes * _block(PODS_PER_CPU_NODE)
     addresses += sum(pool.nodes * _block(pool.max_pods_per_node) for pool in config.gpu_pools)
     size = network_of(config.network.pods).num_addresses

@@ -21,14 +21,17 @@ from spec.stack_values import (
 )
 from spec.units import ByteSize, Cores, Seconds
 
+LONGEST_RUN = 604_800
+"""Seconds that flex-start machines are kept at most."""
+
 
 class Nat(Document):
     """The way out of private nodes."""
 
-    addresses: int = Field(default=2, ge=1, le=16)
-    """Static addresses, which others can put on an allow list."""
-    ports_per_node: int = Field(default=1024, ge=64)
-    """Smallest number of ports of a node; image pulls of many nodes need many."""
+    addresses: int = Field(default=2, ge=1, le=64)
+    """Static addresses, which others can put on an allow list. One serves 63 nodes of 1,024 ports each."""
+    ports_per_node: int = Field(default=1024, ge=64, le=32768)
+    """Ports of a node, taken from the addresses for each node that there is; image pulls need many."""
 
 
 class RegionNetwork(Document):
@@ -145,8 +148,8 @@ class Capacity(Document):
     """Reserved, spare (can be taken back at any time), queued for a limited time, or at once at list price."""
     reservation: ReservationText | None = None
     """The reservation, or one block or sub-block of it, by full path. Exactly one."""
-    max_run: Seconds | None = Field(default=None, ge=600, le=604800)
-    """How long flex-start machines are kept; at most seven days."""
+    max_run: Seconds | None = Field(default=None, ge=600, le=LONGEST_RUN)
+    """How long flex-start machines are kept; at most seven days, which is the default."""
     queued: bool = False
     """Flex-start only: all nodes of a request at once or none."""
     compact_placement: bool = False

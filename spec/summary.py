@@ -41,6 +41,18 @@ class Waited(Record):
     """Until the encoding service had answered."""
 
 
+class Copies(Record):
+    """What happened to copies of datasets on the node of a learner's rank 0, by all its processes, while it trained."""
+
+    hits: int = 0
+    """Copies that were there when they were asked for."""
+    fetched_bytes: int = 0
+    range_bytes: int = 0
+    """Read where the dataset is, without a copy."""
+    damaged: int = 0
+    """Copies that were removed because their bytes had changed."""
+
+
 class LearnerSummary(Record):
     name: str
     cluster: str
@@ -53,6 +65,8 @@ class LearnerSummary(Record):
     ledger: Ledger = Ledger()
     blocked_seconds: Blocked = Blocked()
     waited: Waited = Waited()
+    copies: Copies | None = None
+    """None if all datasets are files of the node."""
 
 
 class SyncSummary(Record):

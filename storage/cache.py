@@ -12,9 +12,9 @@ over. Copies and what is on its way never take more than the limit: room is take
 byte. What was used least recently goes first, and what a process holds open through `open` or `hold` never goes: that
 is a shared lock, which the kernel releases with the process. An optional copy, without which a loader would read by
 range, takes no room from datasets that are in use (`use`) and leaves some for copies that have to be. Nothing of a
-process that was killed has to be cleaned up by hand. Copies are not made durable: one that a crash of the machine
-damaged is found by its checksums, like any other, and `discard` makes it be fetched again. Standard library only:
-loader workers import this module.
+process that was killed has to be cleaned up by hand. Optional copies are not made durable: one that a crash of the
+machine damaged is found by its samples' checksums, like any other, and `discard` makes it be fetched again. Standard
+library only: loader workers import this module.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from spec.errors import DataError, UnreachableError
-from spec.shard_bytes import REMEDY
 from storage.cache_counts import CacheCounts, add_counts, read_counts
-from storage.errors import MissingError, NoRoomError, missing_shard
+from storage.errors import MissingError, NoRoomError, damaged_shard, missing_shard
 from storage.folder import FULL, appearing, check_digest, file_errors
 from storage.locks import lock_within, try_lock
 from storage.protocol import Bucket
@@ -82,20 +81,20 @@ class Cache:
     """One folder. Safe to use from any number of processes and threads."""
 
     def __init__(self, root: Path, *, limit_bytes: int | None = None) -> None:
-        """`limit_bytes` becomes the limit of all processes that use this folder; none: it stays as it is."""
+        """`limit_bytes` becomes the limit of all processes that use this folder, and what is too much goes as far as
+        nobody holds it; none: it stays as it is."""
         self.root = root
         self._objects, self._partial = root / "objects", root / "partial"
-        for folder in (self._objects, self._partial):
-            with file_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+        self._make_folders()
         if limit_bytes is not None and limit_bytes != self._limit_set():
             with appearing(root / "limit") as temporary:
                 temporary.write_text(f"{limit_bytes}\n", encoding="ascii")
+            self.prune(limit_bytes)
 
     @property
     def counts(self) -> CacheCounts:
         """What has happened here so far, in all processes."""
-        return read_counts(self.root / "counts")
+        return read_counts(self.root)
 
     @property
     def limit_bytes(self) -> int:
@@ -114,7 +113,7 @@ class Cache:
 
     def count(self, **more: int) -> None:
         """Add to the counts."""
-        add_counts(self.root / "counts", CacheCounts(**more))
+        add_counts(self.root, CacheCounts(**more))
 
     def path(self, sha256: str) -> Path:
         """Where a copy is, or would be."""
@@ -183,6 +182,9 @@ class Cache:
             descriptor = self._begin(path, one)
         try:
             self._receive(descriptor, one, bucket=bucket, stop=stop)
+            if not optional:
+                with file_errors(path):
+                    os.fsync(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # from the first moment of its name it is held
             path.rename(self.path(one.sha256))
         except FileNotFoundError:  # we stood still for so long that another has taken over
@@ -222,10 +224,12 @@ class Cache:
             return self._remove(copies, at_least=over, enough_only=False)
 
     def _open(self, one: Wanted) -> int | None:
-        try:
-            descriptor = os.open(self.path(one.sha256), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
+        path = self.path(one.sha256)
+        with file_errors(path):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
         # Whoever removes it holds the lock alone, and has unlinked it when the lock is free again.
         if not try_lock(descriptor, fcntl.LOCK_SH) or os.fstat(descriptor).st_nlink == 0:
             os.close(descriptor)
@@ -234,7 +238,7 @@ class Cache:
             self.discard(one, descriptor=descriptor)
             os.close(descriptor)
             return None
-        with suppress(PermissionError):  # another user's cache, which we may only read
+        with suppress(OSError):  # another user's cache, or one on a read-only disk
             os.utime(descriptor)
         return descriptor
 
@@ -263,7 +267,7 @@ class Cache:
         if over <= 0:
             return
         used = self._used() if optional else frozenset[str]()
-        if not self._remove([one for one in copies if one.sha256 not in used], at_least=over, enough_only=True):
+        if self._remove([one for one in copies if one.sha256 not in used], at_least=over, enough_only=True) < over:
             self._no_room(size, limit=limit, taken=taken, where=where)
 
     def _used(self) -> frozenset[str]:
@@ -273,28 +277,28 @@ class Cache:
 
     def _remove(self, copies: list[Copy], *, at_least: int, enough_only: bool) -> int:
         """Remove the first that nobody holds until they make up so many bytes; none if they cannot, if so wished."""
-        chosen: list[tuple[Copy, int]] = []
-        size = 0
-        try:
-            for one in copies:
-                if size >= at_least:
-                    break
-                with suppress(FileNotFoundError):
-                    descriptor = os.open(self.path(one.sha256), os.O_RDONLY | os.O_CLOEXEC)
-                    if try_lock(descriptor):
-                        chosen.append((one, descriptor))
-                        size += one.bytes
-                    else:
-                        os.close(descriptor)
-            if not chosen or (size < at_least and enough_only):
-                return 0
-            for one, _ in chosen:
-                self.path(one.sha256).unlink(missing_ok=True)
-            self.count(evicted=len(chosen), evicted_bytes=size)
-        finally:
-            for _, descriptor in chosen:
-                os.close(descriptor)
+        if enough_only and sum(one.bytes for one in self._unheld(copies, at_least=at_least)) < at_least:
+            return 0
+        removed: list[Copy] = []
+        for one in self._unheld(copies, at_least=at_least):
+            self.path(one.sha256).unlink(missing_ok=True)
+            removed.append(one)
+        size = sum(one.bytes for one in removed)
+        if removed:
+            self.count(evicted=len(removed), evicted_bytes=size)
         return size
+
+    def _unheld(self, copies: list[Copy], *, at_least: int) -> Generator[Copy]:
+        """The first that nobody holds, until they make up so many bytes; each is ours alone until the next is asked
+        for. One at a time: there may be more copies than a process may have files open."""
+        size = 0
+        for one in copies:
+            if size >= at_least:
+                return
+            with suppress(FileNotFoundError), self.path(one.sha256).open("rb") as file:
+                if try_lock(file.fileno()):
+                    size += one.bytes
+                    yield one
 
     def _begin(self, path: Path, one: Wanted) -> int:
         """An empty file of the object's size that we alone hold, all of it there on the disk."""
@@ -329,7 +333,7 @@ class Cache:
         except MissingError as error:
             raise missing_shard(where) from error
         except DataError as error:
-            raise DataError(f"a shard of the dataset is damaged: {error.message}", where=where, hint=REMEDY) from error
+            raise damaged_shard(error) from error
 
     def _no_room(self, size: int, *, limit: int, taken: int, where: str) -> None:
         free = shutil.disk_usage(self.root).free
@@ -352,21 +356,27 @@ class Cache:
         except (FileNotFoundError, ValueError):
             return None
 
+    def _make_folders(self) -> None:
+        for folder in (self._objects, self._partial):
+            with file_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+
     @contextmanager
     def _locked(self) -> Generator[None]:
+        self._make_folders()  # who removed the cache under a run wanted its room, not the run's end
         path = self.root / "lock"
         with file_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            if not lock_within(descriptor, seconds=LOCK_SECONDS):
-                raise UnreachableError(
-                    f"the cache has been locked by another process for {LOCK_SECONDS:g} s",
-                    where=str(path),
-                    hint=f"see who: fuser -v {path}; end it if it hangs",
-                )
-            yield
-        finally:
-            os.close(descriptor)
+            try:
+                if not lock_within(descriptor, seconds=LOCK_SECONDS):
+                    raise UnreachableError(
+                        f"the cache has been locked by another process for {LOCK_SECONDS:g} s",
+                        where=str(path),
+                        hint=f"see who: fuser -v {path}; end it if it hangs",
+                    )
+                yield
+            finally:
+                os.close(descriptor)
 
 
 @lru_cache(maxsize=64)

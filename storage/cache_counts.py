@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from storage.folder import file_errors
 from storage.locks import lock_within
 
+_FILE = "counts"
 _LOCK_SECONDS = 10.0
 
 
@@ -34,23 +35,33 @@ class CacheCounts:
     """Samples that were read where the dataset is, without a copy."""
     range_bytes: int = 0
 
+    def since(self, before: CacheCounts) -> CacheCounts:
+        """What has happened since `before`; all, if the cache was removed and made again meanwhile."""
+        pairs = [(getattr(self, one.name), getattr(before, one.name)) for one in fields(self)]
+        if any(now < had for now, had in pairs):
+            return self
+        return CacheCounts(**{one.name: now - had for one, (now, had) in zip(fields(self), pairs, strict=True)})
+
 
 _LAYOUT = struct.Struct(f"<{len(fields(CacheCounts))}Q")
 
 
-def read_counts(path: Path) -> CacheCounts:
-    """The sums in a file; zeros if there is none."""
+def read_counts(cache: Path) -> CacheCounts:
+    """The sums in a cache's folder; zeros if there are none, or they cannot be read."""
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        data = (cache / _FILE).read_bytes()
+    except OSError:
         data = b""
     return _unpack(data)
 
 
-def add_counts(path: Path, more: CacheCounts) -> None:
-    """Add to the sums in a file. A process that is killed meanwhile loses at most its own addition."""
-    with file_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def add_counts(cache: Path, more: CacheCounts) -> None:
+    """Add to the sums in a cache's folder, if they can be written; who reads a sample never fails for that.
+
+    A process that is killed meanwhile loses at most its own addition.
+    """
+    with suppress(OSError):  # a full disk, another user's cache, a folder that was removed under a run
+        descriptor = os.open(cache / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Who holds it writes 80 bytes; if it was stopped just then, its counts and ours are the smaller loss.
             if lock_within(descriptor, seconds=_LOCK_SECONDS):

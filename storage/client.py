@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from spec.errors import GkrError, RefusedError, UnreachableError
+from spec.errors import DataError, GkrError, RefusedError, UnreachableError
 from storage.errors import ExistsError, MissingError, StaleError
 
 _SETTINGS = {
@@ -109,6 +109,8 @@ def _translated(error: Exception, *, where: str, writes: bool) -> GkrError:
         )
     if missing:
         return MissingError("there is no such object", where=where, hint="check the address")
+    if _BEYOND_STATUS.search(said):
+        return DataError("the object ends before the bytes that are asked for", where=where)
     hint = "check the endpoint and the network to it"
     return UnreachableError(f"the object store failed: {said}", where=where, hint=hint)
 
@@ -125,6 +127,7 @@ _REFUSED = frozenset(
     }
 )
 _REFUSED_STATUS = re.compile(r"status code: 40[13] ")
+_BEYOND_STATUS = re.compile(r"status code: 416 ")
 
 
 def library() -> Any:

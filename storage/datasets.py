@@ -112,7 +112,10 @@ def cached_datasets(cache: Cache) -> list[CachedDataset]:
     copies = {one.sha256: one for one in cache.copies()}
     found: list[CachedDataset] = []
     for path in cache.root.glob(f"datasets/*/{MANIFEST}"):
-        manifest, digest = open_manifest(path.as_uri()), path.parent.name
+        try:
+            manifest, digest = open_manifest(path.as_uri()), path.parent.name
+        except DataError:  # a crash of the machine left it damaged; who uses the dataset next writes it anew
+            continue
         files = [
             *manifest.splits.train,
             *manifest.splits.test,

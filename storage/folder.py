@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -110,14 +111,16 @@ class Folder:
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[Entry]:
         found: list[Path] = []
-        for folder, _, names in os.walk(self._path(prefix)):
-            found += [Path(folder, name) for name in names if not name.startswith(_TEMPORARY)]
+        with file_errors(self._path(prefix)):
+            for folder, _, names in os.walk(self._path(prefix), onerror=_unless_gone):
+                found += [Path(folder, name) for name in names if not name.startswith(_TEMPORARY)]
         for key, path in sorted((path.relative_to(self.path).as_posix(), path) for path in found):
             if key <= after:
                 continue
-            with suppress(FileNotFoundError):  # removed while we looked
+            with suppress(OSError):  # removed while we looked, or a link that leads nowhere
                 told = path.stat()
-                yield Entry(key, told.st_size, told.st_mtime)
+                if stat.S_ISREG(told.st_mode):  # to read a named pipe would wait for its writer
+                    yield Entry(key, told.st_size, told.st_mtime)
 
     def folders(self, prefix: str = "") -> list[str]:
         path = self._path(prefix)
@@ -185,6 +188,12 @@ class Folder:
                     f"the file has been locked by another process for {LOCK_SECONDS:g} s", where=str(path)
                 )
             yield
+
+
+def _unless_gone(error: OSError) -> None:
+    """A folder that is not there holds nothing; one that cannot be read is not the same."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
 
 
 def check_digest(found: str, *, wanted: str, where: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from spec.errors import UnreachableError
 from storage.client import Client, Limits, connect, library, store_errors
-from storage.errors import ExistsError, MissingError, StaleError
+from storage.errors import ExistsError, MissingError, StaleError, answer_of
 from storage.folder import appearing, check_digest, checked_length, file_errors
 from storage.protocol import PIECE_BYTES, Bytes, Entry, Stored, checked_key
 
@@ -166,11 +166,15 @@ class ObjectStore:
         return True
 
     def delete(self, keys: Iterable[str]) -> None:
-        obstore = library()
         names = [self._key(key) for key in keys]
         for start in range(0, len(names), _DELETE_PAGE):
-            with suppress(MissingError), store_errors(self.uri):
-                obstore.delete(self._client.repeating, names[start : start + _DELETE_PAGE])
+            page = names[start : start + _DELETE_PAGE]
+            try:
+                self._delete(page)
+            except MissingError:  # Cloud Storage: the first that is gone already, and the rest was not tried
+                for name in page:
+                    with suppress(MissingError):
+                        self._delete([name])
 
     def clear(self, prefix: str) -> None:
         self.delete([entry.key for entry in self.list(prefix)])
@@ -188,6 +192,11 @@ class ObjectStore:
         obstore = library()
         with store_errors(self._where(key)):
             return obstore.head(self._client.repeating, self._key(key))
+
+    def _delete(self, names: list[str]) -> None:
+        obstore = library()
+        with store_errors(self.uri):
+            obstore.delete(self._client.repeating, names)
 
     def _put(self, store: Any, key: str, data: bytes, *, mode: Any) -> str:
         obstore = library()
@@ -254,9 +263,9 @@ class ObjectStore:
                 for one in ranges:
                     waiting.append(pool.submit(self._piece, key, one, e_tag=meta["e_tag"]))
                     if len(waiting) == _PARALLEL:
-                        yield waiting.popleft().result(timeout=patience)
+                        yield answer_of(waiting.popleft(), seconds=patience, where=self._where(key))
                 while waiting:
-                    yield waiting.popleft().result(timeout=patience)
+                    yield answer_of(waiting.popleft(), seconds=patience, where=self._where(key))
             finally:
                 for future in waiting:
                     future.cancel()

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from spec.errors import DataError
 from storage.cache import Cache, Wanted
-from storage.errors import MissingError, NoRoomError, damaged_shard, missing_shard
+from storage.errors import MissingError, NoRoomError, answer_of, damaged_shard, missing_shard
 from storage.protocol import PIECE_BYTES, Bucket, Bytes
 from storage.uris import open_bucket
 
 WHOLE_BYTES = PIECE_BYTES
 """A shard of at most so many bytes is copied rather than read by range: that takes one request too."""
 AGAIN_SECONDS = 30.0
-"""Until what could not be copied is tried again: to see that there is no room takes a look at all copies of the node."""
+"""Until what could not be copied is tried again: to see that there is no room, all copies of a node are looked at."""
 HASHED_BYTES = 64 * 2**20
 """A file of a dataset that is not larger is compared with its digest when it is opened."""
 OPEN_SHARDS = 64
@@ -86,7 +86,7 @@ class ShardFiles:
         """Bytes of a shard; fewer, if its file ends before. DataError if it is not there."""
         coming = self._coming.pop((number, offset, size), None)
         if coming is not None:
-            return coming.result(RANGE_SECONDS)
+            return answer_of(coming, seconds=RANGE_SECONDS, where=self.shards[number].path)
         descriptor = self._descriptor(number)
         if descriptor is None:
             return self._range(number, offset, size)

@@ -9,6 +9,7 @@ read by row groups. Nothing is decoded here.
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -71,7 +72,7 @@ def read_source(uri: str, *, told: Told, enter: Callable[[str], bool] = lambda k
     `enter` is asked with the key of each image, tar file or Parquet file before it is read; False passes it over.
     """
     bucket, entries = _listed(uri)
-    keys = [entry.key for entry in entries]
+    keys = {entry.key: entry.size for entry in entries}
     kinds = {_kind(key) for key in keys} - {""}
     if not kinds:
         raise DataError(
@@ -101,7 +102,24 @@ def _listed(uri: str) -> tuple[Bucket, list[Entry]]:
         folder, name = split_uri(uri)
         return open_bucket(folder), [entry for entry in open_bucket(folder).list() if entry.key == name]
     bucket = open_bucket(uri)
-    return bucket, list(bucket.list())
+    entries = list(bucket.list())
+    bad = next((entry.key for entry in entries if not _is_text(entry.key)), None)
+    if bad is not None:
+        raise DataError(
+            f"the name of a file is not UTF-8: {os.fsencode(bad)!r}",
+            where=uri,
+            hint="rename it: names of samples are kept in the dataset, as text",
+        )
+    return bucket, entries
+
+
+def _is_text(name: str) -> bool:
+    """False for bytes that are no UTF-8, which Python carries as half surrogate pairs."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind(key: str) -> str:
@@ -132,19 +150,23 @@ def _local(bucket: Bucket, key: str, told: Told) -> Generator[Path | None]:
 # --- folders
 
 
-def _read_folder(bucket: Bucket, keys: list[str], told: Told, enter: Callable[[str], bool]) -> Iterator[Raw]:
-    names = set(keys)
-    for key in keys:
+def _read_folder(bucket: Bucket, sizes: dict[str, int], told: Told, enter: Callable[[str], bool]) -> Iterator[Raw]:
+    for key, size in sizes.items():
         if _kind(key) != "images" or not enter(key):
             continue
         where, stem = f"{bucket.uri}/{key}", str(PurePosixPath(key).with_suffix(""))
+        beside = {ending: sizes[stem + ending] for ending in TEXTS if stem + ending in sizes}
+        largest = max([size, *beside.values()])
+        if largest > MAX_IMAGE_BYTES:
+            told(Damage(where, "oversize", f"{largest} bytes, at most {MAX_IMAGE_BYTES}"))
+            continue
         try:
             image = bytes(bucket.read(key))
-            beside = {ending: bytes(bucket.read(stem + ending)) for ending in TEXTS if stem + ending in names}
+            texts = {ending: bytes(bucket.read(stem + ending)) for ending in beside}
         except DataError as error:
             told(Damage(where, "unreadable", error.message))
             continue
-        yield Raw(key=stem, image=image, text=_text(beside, where, told), where=where)
+        yield Raw(key=stem, image=image, text=_text(texts, where, told), where=where)
 
 
 # --- tar files
@@ -154,7 +176,8 @@ def _read_tar(path: Path, where: str, told: Told) -> Iterator[Raw]:
     """Members of one name belong together if they follow each other, as in WebDataset."""
     stem, members = "", dict[str, bytes]()
     try:
-        with tarfile.open(path, mode="r|") as archive:
+        # Names that are not UTF-8 would come as half surrogate pairs, which no JSON can hold.
+        with tarfile.open(path, mode="r|", encoding="utf-8", errors="backslashreplace") as archive:
             for member in archive:
                 if not member.isfile():
                     continue
@@ -268,6 +291,9 @@ def _read_parquet(path: Path, where: str, told: Told) -> Iterator[Raw]:
                 image: object = cast("dict[str, object]", cell).get("bytes") if isinstance(cell, dict) else cell
                 if not isinstance(image, bytes):
                     told(Damage(place, "no-image", f"column {column} holds a {type(image).__name__}"))
+                    continue
+                if len(image) > MAX_IMAGE_BYTES:
+                    told(Damage(place, "oversize", f"{len(image)} bytes, at most {MAX_IMAGE_BYTES}"))
                     continue
                 text = {name: value for name, value in row.items() if isinstance(value, (str, int, float, bool))}
                 yield Raw(key=f"{path.stem}-{group:04d}-{number:06d}", image=image, text=_captioned(text), where=place)

@@ -23,6 +23,8 @@ def open_bucket(uri: str, *, environment: Mapping[str, str] = os.environ, limits
         raise ConfigError(
             f"{uri!r} names no store", hint="write file:///folder, s3://bucket/prefix or gs://bucket/prefix"
         )
+    if parts.query or parts.fragment:
+        raise ConfigError(f"{uri!r} has a ? or #, behind which nothing is read", hint="write %3F for ? and %23 for #")
     if parts.scheme == "file":
         path = Path(unquote(parts.path))
         if parts.netloc not in ("", "localhost") or not path.is_absolute():

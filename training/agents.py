@@ -230,5 +230,6 @@ class Agents:
     def _call(self, node: str, method: str) -> Any:
         answer = remote.result(getattr(self._handles[node], method).remote(), timeout_seconds=CALL_DEADLINE_SECONDS)
         if isinstance(answer, remote.Failed):
-            raise self._loss(node, answer.text) if answer.dead else GkrError(f"{node}: {method}: {answer.text}")
+            lost = answer.dead or answer.timed_out
+            raise self._loss(node, answer.text) if lost else GkrError(f"{node}: {method}: {answer.text}")
         return answer

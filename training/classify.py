@@ -144,13 +144,14 @@ def _numeric(failed: Sequence[RankEnd]) -> Cause | None:
 
 def _syncer(failed: Sequence[RankEnd]) -> Cause | None:
     for end in failed:
-        if (end.reason or {}).get("type") in {"UnreachableError", "RefusedError"}:
+        family = (end.reason or {}).get("family")
+        if family in {"UnreachableError", "RefusedError"}:
             code = (end.reason or {}).get("exit_code")
             return Cause(
                 kind="syncer",
                 text=f"rank {end.rank}: {_line(end)}",
                 ranks=(end.rank,),
-                signature=f"syncer {(end.reason or {}).get('type')}",
+                signature=f"syncer {family}",
                 exit_code=int(code) if code is not None else None,
             )
     return None

@@ -11,6 +11,7 @@ environment of its pod; else it has a Ray instance of its own. If it dies, agent
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -53,6 +54,7 @@ pod, or a machine for it, must come first."""
 LAST_SHIP_SECONDS = 20.0
 OBJECT_STORE_BYTES = 80 * 2**20
 RAY_STARTS = 3
+RAY_FOLDERS = Path("/tmp")  # noqa: S108  (short, whatever TMPDIR says; what is in it is ours alone)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -136,7 +138,7 @@ class Driver:
         self.plan, self.options, self.out = plan, options, out
         self.learner: LearnerPlan = plan.learner(options.learner)
         self._outbox = outbox
-        self._ray_dir = Path(tempfile.mkdtemp(prefix="gkr-ray-", dir="/tmp"))
+        self._ray_dir = ray_folder(options.run_dir, learner=options.learner)
         self._joins = bool(os.environ.get("RAY_ADDRESS"))
         """There is a Ray cluster already, and this driver is its job."""
 
@@ -321,6 +323,16 @@ class Driver:
                     f"service {death.service} keeps failing: {death.cause}",
                     hint=f"see {self.options.log_dir}/service-{death.service}-*.log",
                 )
+
+
+def ray_folder(run_dir: Path, *, learner: str) -> Path:
+    """A new folder for a Ray of our own, in a short path as its sockets need. What earlier drivers of this learner left
+    goes: those that were killed could not remove theirs.
+    """
+    place = hashlib.sha256(f"{run_dir.absolute()}/{learner}".encode()).hexdigest()[:8]
+    for left in RAY_FOLDERS.glob(f"gkr-ray-{place}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"gkr-ray-{place}-", dir=RAY_FOLDERS))
 
 
 def _resources(learner: LearnerPlan) -> dict[str, float]:

@@ -33,21 +33,28 @@ def main() -> int:
         trainer.train(plan, context=context)
     except BaseException as error:  # noqa: BLE001 - the boundary of this process
         traceback.print_exc()
-        _write_reason(context, error)
+        write_reason(context, error)
         # Peers that wait in a collective must not wait for this one's orderly shutdown.
         os._exit(error.exit_code if isinstance(error, GkrError) else 1)
     return 0
 
 
-def _write_reason(context: RuntimeContext, error: BaseException) -> None:
+def write_reason(context: RuntimeContext, error: BaseException) -> None:
+    """For the driver, see `training.classify`."""
     reason: dict[str, Any] = {
         "type": type(error).__name__,
+        "family": _family(error),
         "message": _words(error),
         "where": _place(error),
         "exit_code": getattr(error, "exit_code", None),
     }
     path = context.folder / f"reason-rank-{context.rank}.json"
     replace_text(path, json.dumps(reason))
+
+
+def _family(error: BaseException) -> str:
+    """The class of the contract that it is one of, for an error of ours."""
+    return next((one.__name__ for one in type(error).__mro__ if one.__module__ == GkrError.__module__), "")
 
 
 def _words(error: BaseException) -> str:

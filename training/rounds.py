@@ -370,6 +370,8 @@ class Rounds:
             self._state = self._state.change(fragment, settled)
             if not self._decoupled:
                 self._state = self._state.in_order()
+                if verdict.kind == "late" and staged.action == "carry":
+                    self._state = self._state.hurry()
             digest = staged.theta_sha256 if self._decoupled or staged.action != "assign" else self._read_back(fragment)
         self._theta_sha256[fragment] = digest
         self._samples_at_base[fragment] = verdict.samples_total

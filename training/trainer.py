@@ -50,8 +50,9 @@ log = logging.getLogger("trainer")
 
 DATA_DEADLINE_SECONDS = 60.0
 COLLECTIVE_DEADLINE_SECONDS = 900.0
-"""Above the longest wait of one rank for another, which is the barrier for merged weights; a dead peer is noticed at
-once all the same."""
+"""Longest wait of one rank for another, at least; see `collective_seconds`."""
+_PATIENCE = 1.5
+"""Of the other ranks, as a share of rank 0's: it must be the one that says what is missing."""
 
 
 def train(plan: Plan, *, context: RuntimeContext) -> None:
@@ -65,14 +66,22 @@ def train(plan: Plan, *, context: RuntimeContext) -> None:
         torch.set_num_threads(1)
     with ProgressWriter(context.folder / f"progress-{context.rank}.page", epoch=context.epoch) as page:
         page.phase("join")
-        device = _join(context)
+        device = _join(context, timeout_seconds=collective_seconds(plan))
         try:
             _Trainer(plan, context=context, page=page, device=device).run()
         finally:
             parallel.close_process_group()
 
 
-def _join(context: RuntimeContext) -> torch.device:
+def collective_seconds(plan: Plan) -> float:
+    """Longest wait of one rank for another. Above that for the syncer, which is rank 0's alone and the plan's to say; a
+    dead peer is noticed at once all the same.
+    """
+    assert plan.syncer is not None
+    return max(COLLECTIVE_DEADLINE_SECONDS, _PATIENCE * plan.syncer.config.barrier_timeout)
+
+
+def _join(context: RuntimeContext, *, timeout_seconds: float) -> torch.device:
     """This rank's device, once all ranks of the learner are there."""
     device = torch.device("cuda", context.local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -84,7 +93,7 @@ def _join(context: RuntimeContext) -> torch.device:
         world_size=context.world_size,
         init_method=f"tcp://{context.master_addr}:{context.master_port}",
         device=device,
-        timeout_seconds=COLLECTIVE_DEADLINE_SECONDS,
+        timeout_seconds=timeout_seconds,
     )
     return device
 

@@ -24,6 +24,7 @@ from gkr.cluster.registry import read_registry
 from gkr.cluster.state import standing
 from gkr.cluster.waiting import Reasons
 from gkr.output import say as tell
+from gkr.plan_file import read_plan
 from gkr.runs import FINAL, Run, read_state
 from spec.errors import EXIT_CANCELLED, GkrError, RefusedError, UnreachableError
 from spec.events import RunStatus
@@ -85,7 +86,7 @@ class Watch:
 
     def __init__(self, run: Run) -> None:
         self.run, self.places = run, read_places(run.path)
-        self.plan = Plan.read_json((run.path / "plan.json").read_bytes())
+        self.plan = read_plan(run.path)
         self.connections: dict[str, Connection] = {name: connect(one) for name, one in self.places.clusters.items()}
         self._reasons = Reasons(self.plan, places=self.places, connections=self.connections)
         self._mirror: Mirror | None = None

@@ -10,11 +10,12 @@ from functools import partial
 from gkr.backend import refresh
 from gkr.cluster.asking import Answers, ask
 from gkr.cluster.connection import Connection
-from gkr.cluster.explain_facts import Facts, Verdict
+from gkr.cluster.explain_facts import Facts, Level, Verdict
 from gkr.cluster.explain_reading import read_facts, side_by_side
 from gkr.cluster.places import LearnerPlace, Places, read_places
 from gkr.cluster.why import explain, explain_local, named
-from gkr.runs import Run, is_on_clusters
+from gkr.plan_file import read_plan
+from gkr.runs import Run, is_on_clusters, read_state
 from gkr.watch.tail import EventTail
 from spec.errors import GkrError
 from spec.events import Event, RunStatus, SyncMerged, SyncWaiting
@@ -25,7 +26,7 @@ SYNCER = "syncer"
 
 def explain_run(run: Run, *, learner: str | None = None) -> tuple[dict[str, Verdict], Mapping[str, GkrError]]:
     """Verdicts by learner in the plan's order, and the clusters that did not answer."""
-    plan = Plan.read_json((run.path / "plan.json").read_bytes())
+    plan = read_plan(run.path)
     if not is_on_clusters(run.path):
         return _local(run, plan, learner=learner), {}
     places = read_places(run.path)
@@ -66,6 +67,11 @@ def _local(run: Run, plan: Plan, *, learner: str | None) -> dict[str, Verdict]:
     events = EventTail(run.path).read()
     now = time.time()
     names = [one.name for one in plan.learners if learner in (None, one.name)]
+    state = read_state(run.path)
+    if state.status == "lost":
+        action = "`gkr resume RUN` goes on from its checkpoints"
+        lost = Verdict(Level.RUNNING, "the run is lost", "change", (state.reason,), action=action)
+        return {name: named(lost, run=run.name) for name in names}
     blank = Facts(learner="", cluster="", namespace="", job="", queue="", now=now)
     facts = {name: replace(blank, learner=name, happened=events_of(events, name)) for name in names}
     return {name: named(explain_local(one), run=run.name) for name, one in facts.items()}

@@ -18,14 +18,19 @@ def command(*, run: str | None, now: bool, output: str) -> None:
     """End a run and wait until nothing of it is alive. Its checkpoints, logs and report stay."""
     from gkr.backend import backend_of, find_run
     from gkr.output import result, result_json, say
+    from gkr.plan_file import read_plan
     from gkr.runs import FINAL, read_state
-    from spec.plan import Plan
+    from spec.errors import DataError
+    from spec.limits import TimeoutConfig
 
     found = find_run(run)
     before = read_state(found.path).status
     if before not in FINAL:
         say(f"ending run {found.name} of {found.experiment} ...")
-    grace = Plan.read_json((found.path / "plan.json").read_bytes()).timeouts.grace
+    try:
+        grace = read_plan(found.path).timeouts.grace
+    except DataError:
+        grace = TimeoutConfig().grace  # a run whose plan is damaged has to end, too
     status = backend_of(found).cancel(found, now=now, timeout_seconds=2 * grace + _MARGIN_SECONDS)
     if output == "json":
         result_json({"run": found.name, "before": before, "status": status})

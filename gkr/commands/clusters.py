@@ -10,19 +10,25 @@ from gkr.options import complete_cluster, output_option
 
 
 @click.group(name="clusters", invoke_without_command=True)
+@output_option()
 @click.pass_context
-def command(ctx: click.Context) -> None:
+def command(ctx: click.Context, *, output: str) -> None:
     """The clusters that were added; alone it lists them."""
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_, output="text", check=False)
+        ctx.invoke(list_, output=output, check=False)
 
 
-@command.command(name="add")
+@command.command(name="add", short_help="Remember a cluster, and read its facts.")
 @click.argument("name")
 @click.option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, else the one in the home folder.")
 @click.option("--context", metavar="NAME", help="Default: the current context, from now on by its name.")
 @click.option("--namespace", metavar="NAME", help="Where runs go. Default: the context's, else those in the facts.")
-@click.option("--facts", type=click.Path(path_type=Path), metavar="FILE", help="Take the facts from a file instead.")
+@click.option(
+    "--facts",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="FILE",
+    help="Take the facts from a file instead.",
+)
 @click.option("--replace", is_flag=True, help="Replace an entry of this name.")
 @output_option()
 def add(
@@ -80,7 +86,7 @@ def list_(*, output: str, check: bool) -> None:
     result(table(cells, header=["", "CLUSTER", "REGION", "GPUS", "CONTEXT", "NAMESPACES", "STATE"]))
 
 
-@command.command(name="use")
+@command.command(name="use", short_help="Launch on a cluster where nothing else says where.")
 @click.argument("name", shell_complete=complete_cluster)
 @output_option()
 def use(*, name: str, output: str) -> None:

@@ -18,7 +18,7 @@ def command() -> None:
 command.add_command(data_cache.command)
 
 
-@command.command(name="prepare")
+@command.command(name="prepare", short_help="Make a dataset out of images.")
 @click.argument("source")
 @click.option("--to", metavar="URI", help="Folder or URI of the dataset. Default: data/<name of the source>.")
 @click.option("--min-side", type=int, metavar="PIXELS", help="Drop images whose shorter side has fewer pixels.")
@@ -63,11 +63,11 @@ def prepare(
     .json files beside the images, or from columns. The same command goes on where one was interrupted; where the
     dataset is already there, nothing is done.
     """
-    import json
     import sys
 
     from gkr.output import result, result_json, table
-    from gkr.preparing import keys_beside, manifest_uri, run_module, uri_of
+    from gkr.preparing import checked_rules, directory_file, keys_beside, manifest_uri, run_module, uri_of
+    from spec.errors import ConfigError
     from spec.experiment import MODEL_KIND_OF_SOURCE
     from spec.preparation import PrepareReport
 
@@ -75,7 +75,10 @@ def prepare(
     arguments = ["--lines", "--source", source if source in MODEL_KIND_OF_SOURCE else uri_of(source)]
     arguments += ["--manifest", manifest_uri(to or f"data/{name}")]
     arguments += ["--encoder", encoder, "--autoencoder", autoencoder]
-    arguments += ["--rules", json.dumps({key: value for key, value in rules.items() if value is not None})]
+    arguments += ["--rules", checked_rules(rules)]
+    services = directory_file(services)
+    if by is not None and services is None:
+        raise ConfigError(f"--by {by} needs --services", hint="name the file that says where the run's services answer")
     arguments += [] if services is None else ["--directory", f"{services.absolute()}"]
     arguments += [] if by is None else ["--by", by]
     arguments += [] if work is None else ["--work", f"{work.absolute()}"]
@@ -95,7 +98,7 @@ def prepare(
         result(f"dataset {report.digest[:12]} at {report.manifest}")
 
 
-@command.command(name="inspect")
+@command.command(name="inspect", short_help="Show what a dataset consists of.")
 @click.argument("dataset")
 @click.option("--to", type=click.Path(path_type=Path), metavar="FOLDER", help="Where to write the contact sheet.")
 @click.option("--samples", type=int, default=2000, show_default=True, help="Images to decode, evenly spread.")

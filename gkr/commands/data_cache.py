@@ -9,7 +9,7 @@ import click
 from gkr.options import output_option
 
 
-@click.command(name="cache")
+@click.command(name="cache", short_help="Show the copies of datasets on this machine, and prune them.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -34,7 +34,7 @@ def command(*, folder: Path | None, limit: str | None, prune: str | None, output
 
     from gkr.output import result, result_json, say, table
     from gkr.watch.text import short_duration
-    from spec.errors import ConfigError
+    from spec.errors import ConfigError, NotFoundError
     from spec.units import parse_bytes
     from storage.cache import Cache
     from storage.datasets import cached_datasets, default_cache
@@ -44,7 +44,11 @@ def command(*, folder: Path | None, limit: str | None, prune: str | None, output
         prune_bytes = None if prune is None else parse_bytes(prune)
     except ValueError as error:
         raise ConfigError(str(error), where="--limit, --prune", hint="write a size such as 200Gi") from error
-    cache = Cache((folder or default_cache()).absolute(), limit_bytes=limit_bytes)
+    root = (folder or default_cache()).absolute()
+    if folder is not None and limit is None and not (root / "objects").is_dir():
+        # To look must not make a cache of any folder; to set a limit may.
+        raise NotFoundError(f"there is no cache in {root}", hint="`gkr data cache` alone shows the one that runs use")
+    cache = Cache(root, limit_bytes=limit_bytes)
     if prune_bytes is not None:
         say(f"removed {cache.prune(prune_bytes) / 2**20:.1f} MiB")
     copies, datasets, counts = cache.copies(), cached_datasets(cache), cache.counts

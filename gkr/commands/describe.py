@@ -23,18 +23,20 @@ def command(*, run: str | None, output: str) -> None:
     from gkr.attend import read_summary
     from gkr.backend import find_run, refresh
     from gkr.output import result, result_json
+    from gkr.plan_file import read_plan
     from gkr.runs import read_state
     from gkr.watch.tail import EventTail
-    from gkr.watch.view import fold, initial_view
-    from spec.plan import Plan
+    from gkr.watch.view import ended, fold, initial_view
 
     found = find_run(run)
     refresh(found)
     state = read_state(found.path)
-    plan = Plan.read_json((found.path / "plan.json").read_bytes())
+    plan = read_plan(found.path)
     view = initial_view(plan)
     for event in EventTail(found.path).read():
         view = fold(view, event)
+    if state.status == "lost":
+        view = ended(view)
     if output == "json":
         summary = read_summary(found)
         fields = {"run": found.name, "experiment": found.experiment, "path": f"{found.path}", "created": found.created}
@@ -102,11 +104,19 @@ def _sync_lines(view: View) -> list[str]:
 
 def _service_lines(view: View) -> list[str]:
     from gkr.output import table
+    from gkr.watch.text import milliseconds
 
     if not view.services:
         return []
     rows = [
-        [name, f"{one.requests}", f"{one.errors}", f"{one.p50_ms:.1f}", f"{one.p99_ms:.1f}", f"{one.queued}"]
+        [
+            name,
+            f"{one.requests}",
+            f"{one.errors}",
+            milliseconds(one.p50_ms, of=one.requests),
+            milliseconds(one.p99_ms, of=one.requests),
+            f"{one.queued}",
+        ]
         for name, one in sorted(view.services.items())
     ]
     return ["", table(rows, header=["SERVICE", "REQUESTS", "ERRORS", "P50 MS", "P99 MS", "QUEUED"])]

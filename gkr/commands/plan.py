@@ -15,7 +15,7 @@ from gkr.options import cluster_option, file_argument, output_option, set_option
 @cluster_option
 @click.option(
     "--facts",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
     help="Place on the clusters described in this file instead of on this machine.",
 )

@@ -15,7 +15,7 @@ from gkr.options import cluster_option, complete_cluster, file_argument, output_
 @cluster_option
 @click.option(
     "--facts",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
     help="Place on the clusters described in this file, whether or not they were added.",
 )

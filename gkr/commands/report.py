@@ -18,7 +18,7 @@ def command(*, run: str | None, show: bool, output: str) -> None:
     """
     from gkr.backend import find_run, refresh
     from gkr.conclusion import conclude
-    from gkr.output import result, result_json
+    from gkr.output import result, result_json, say
 
     found = find_run(run)
     refresh(found, everything=True)
@@ -30,4 +30,5 @@ def command(*, run: str | None, show: bool, output: str) -> None:
     if show:
         import webbrowser
 
-        webbrowser.open(path.as_uri())
+        if not webbrowser.open(path.absolute().as_uri()):
+            say("no browser could be opened; open the page yourself")

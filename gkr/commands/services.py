@@ -23,27 +23,28 @@ def command(*, run: str | None, watch: bool, output: str) -> None:
 
     from gkr.backend import find_run, refresh
     from gkr.output import result, result_json
+    from gkr.plan_file import read_plan
     from gkr.runs import FINAL, read_state
     from gkr.serving.lines import lines
     from gkr.serving.told import told_replicas
     from gkr.watch.again import show_again
     from gkr.watch.tail import EventTail
-    from spec.plan import Plan
 
     found = find_run(run)
-    plan = Plan.read_json((found.path / "plan.json").read_bytes())
+    plan = read_plan(found.path)
 
     def show() -> bool:
         if read_state(found.path).status not in FINAL:
             refresh(found)
         state = read_state(found.path).status
-        replicas = told_replicas(plan, EventTail(found.path).read())
+        over = state in FINAL or state == "lost"
+        replicas = told_replicas(plan, EventTail(found.path).read(), over=over)
         if output == "text":
             result("\n".join(lines(found.name, state, replicas, now=time.time())))
         else:
             told = [{**asdict(one), "stats": one.stats.model_dump() if one.stats else None} for one in replicas]
             document = {"run": found.name, "run_state": state, "replicas": told}
             result(json.dumps(document, ensure_ascii=False)) if watch else result_json(document)
-        return state in FINAL or state == "lost"
+        return over
 
     show_again(show, watch=watch, output=output)

@@ -25,11 +25,15 @@ class LocalBackend:
 
     def launch(self, plan: Plan, *, root: Path, say: Say) -> Run:
         """A folder and a supervisor that lives on its own."""
-        from gkr.local.launcher import create_run, start_supervisor
+        from gkr.local.launcher import create_run, start_supervisor, withdraw_run
 
         self.check(plan, say=say)
         run = create_run(plan, root=root)
-        start_supervisor(run)
+        try:
+            start_supervisor(run)
+        except KeyboardInterrupt:
+            withdraw_run(run)
+            raise
         return run
 
     def attach(self, run: Run) -> Attachment:

@@ -197,8 +197,12 @@ def _schedule(state: State, heard: Exited, cause: Cause) -> Step:
     # A death during recovery closes the earlier one: each death has its own record.
     closed = (_recovered(heard.name, process.pending, lost_steps=0, first_step=None),) if process.pending else ()
     process = replace(process, failures=process.failures + 1, start_at=heard.now + delay, pending=pending)
+    # Its next attempt speaks only once it is up, and the recovery is told when it steps: until then this says it.
+    when = f" in {delay:g} s" if delay else ""
+    text = f"{_title(heard.name)} ended with {cause.text}; it is {pending.action}{when}"
+    said = Emit(Note(time=0.0, source=_SOURCE, level="warning", text=text))
     state, effects = _due(_put(state, heard.name, process), heard.now)
-    return state, (*closed, *effects)
+    return state, (*closed, said, *effects)
 
 
 def _due(state: State, now: float) -> Step:

@@ -25,4 +25,8 @@ def link_atomically(link: Path, target: Path) -> None:
     draft = link.with_name(f".{link.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     draft.symlink_to(target)
-    draft.replace(link)
+    try:
+        draft.replace(link)
+    except OSError:
+        draft.unlink()
+        raise

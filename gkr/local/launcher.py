@@ -5,6 +5,7 @@ The folder, the plan in it, the link `latest`, the supervisor in its own session
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from gkr.local.children import last_line
 from gkr.local.files import link_atomically, write_atomically
-from gkr.runs import Run, read_state, supervisor_pid
-from spec.errors import GkrError, NotFoundError, RefusedError
+from gkr.local.journal import Journal
+from gkr.runs import LATEST, START_SECONDS, Run, read_state, supervisor_pid
+from spec.errors import EXIT_CANCELLED, GkrError, NotFoundError, RefusedError
+from spec.events import RunStatus
 from spec.plan import Plan
 
 _FOLDERS = ("checkpoints", "sync", "samples", "logs", "state")
-_START_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 
 
@@ -36,7 +38,7 @@ def create_run(plan: Plan, *, root: Path) -> Run:
         for name in _FOLDERS:
             (folder / name).mkdir()
         write_atomically(folder / "plan.json", plan.model_dump_json(indent=1))
-        link_atomically(root / "latest", Path(plan.experiment) / plan.run)
+        link_atomically(root / LATEST, Path(plan.experiment) / plan.run)
     except OSError as error:
         if made:  # half a run would be in the way of everything that lists runs
             shutil.rmtree(folder, ignore_errors=True)
@@ -45,7 +47,10 @@ def create_run(plan: Plan, *, root: Path) -> Run:
 
 
 def start_supervisor(run: Run) -> int:
-    """Start the run's supervisor detached from this terminal and wait until it owns the run; its process id."""
+    """Start the run's supervisor detached from this terminal and wait until it owns the run; its process id.
+
+    Where this fails or is interrupted, nothing of it is left alive.
+    """
     log = _next_log(run.path)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -59,34 +64,52 @@ def start_supervisor(run: Run) -> int:
             )
     except OSError as error:
         raise _cannot_write(error, run.path) from error
-    deadline = time.monotonic() + _START_SECONDS
+    try:
+        _wait_until_it_owns(run, process, log=log)
+    except BaseException:  # Ctrl-C too: nobody has been told of the run yet
+        process.kill()
+        process.wait(timeout=10)
+        raise
+    return process.pid
+
+
+def _wait_until_it_owns(run: Run, process: subprocess.Popen[bytes], *, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if supervisor_pid(run.path) == process.pid:
-            return process.pid
+            return
         if process.poll() is not None:
             raise GkrError(f"the supervisor of {run.name} ended at once: {last_line(log)}", hint=f"all of it: {log}")
         time.sleep(_POLL_SECONDS)
-    process.kill()
-    process.wait(timeout=10)
     raise GkrError(
-        f"the supervisor of {run.name} did not start within {_START_SECONDS:g} s", hint=f"what it wrote: {log}"
+        f"the supervisor of {run.name} did not start within {START_SECONDS:g} s", hint=f"what it wrote: {log}"
     )
 
 
+def withdraw_run(run: Run) -> None:
+    """Write that the run was cancelled before anybody heard of it; its supervisor must be gone."""
+    journal = Journal(run.path)
+    reason = "interrupted while it was started"
+    journal.append(RunStatus(time=0.0, source="gkr", status="cancelled", reason=reason, exit_code=EXIT_CANCELLED))
+    journal.close()
+
+
 def cancel_run(run: Run, *, now: bool, timeout_seconds: float) -> str:
-    """Ask the run's supervisor to end it and wait for that; the state it ended in."""
+    """Ask the run's supervisor to end it and wait for that; the state it ended in.
+
+    A supervisor that is only about to own the run finds the request when it does.
+    """
     pid = supervisor_pid(run.path)
-    if pid is None:
+    if pid is None and read_state(run.path).status != "starting":
         return read_state(run.path).status
     write_atomically(run.path / "state" / "cancel", json.dumps({"now": now}))
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:
-        return read_state(run.path).status
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
-        if supervisor_pid(run.path) is None:
-            return read_state(run.path).status
+        if supervisor_pid(run.path) is None and (status := read_state(run.path).status) != "starting":
+            return status
         time.sleep(_POLL_SECONDS)
     raise GkrError(
         f"run {run.name} has not ended {timeout_seconds:g} s after it was asked to",

@@ -21,7 +21,7 @@ def heat(title: str, strips: Sequence[tuple[Curve, int]], *, seconds: float, uni
     """A figure of strips, each with the index of its colour; a cell shows the most of its stretch of time."""
     most = max((value for curve, _ in strips for value in curve.y if math.isfinite(value)), default=0.0)
     rows = [_strip(curve, color=color, seconds=seconds, most=most, unit=unit) for curve, color in strips]
-    scale = el("span", f"full colour: {most:g} {unit}" if most > 0 else f"never any {unit}", class_="note")
+    scale = el("span", f"full colour: {most:g} {unit}" if most > 0 else "never any", class_="note")
     return el(
         "figure", el("figcaption", el("b", title), scale), el("div", rows, time_axis(seconds), class_="lanes heat")
     )

@@ -156,7 +156,7 @@ table:not(.strip) td { padding: 6px 18px 6px 0; border-bottom: 1px solid var(--r
     overflow-wrap: anywhere; }
 table:not(.strip) :is(th, td):last-child { padding-right: 0; }
 table:not(.strip) tr:last-child td { border-bottom: 0; }
-table:not(.strip) .num { text-align: right; }
+table:not(.strip) .num { text-align: right; } table.checks .num { white-space: nowrap; }
 .pill { display: inline-block; padding: 0 8px; border-radius: 99px; background: var(--soft);
     color: var(--muted); font-size: 12px; line-height: 1.6; font-weight: 500; }
 summary { cursor: pointer; font-size: 14px; color: var(--link); } details { margin-top: 12px; }

@@ -14,7 +14,7 @@ _REPLICA_HEADER = (
     "LEARNER", "REPLICA", "STATE", "REQUESTS", "ERRORS", "CLIENTS", "QUEUED", "BYTES", "CREDIT", "BATCH", "P50", "P99",
     "WEIGHTS", "RESTARTS", "HEARD",
 )  # fmt: skip
-_CLASS_HEADER = ("REPLICA", "CLASS", "REQUESTS", "QUEUED", "P50", "P99")
+_CLASS_HEADER = ("LEARNER", "REPLICA", "CLASS", "REQUESTS", "QUEUED", "P50", "P99")
 _RANK_HEADER = ("RANK", "REPLICA", "UNANSWERED", "BYTES", "ANSWERED")
 
 
@@ -65,8 +65,8 @@ def _replica(one: ReplicaNow, *, now: float) -> list[str]:
         _size(stats.queued_bytes),
         credit if stats.grant else "-",
         f"{stats.batch_mean:.1f}",
-        _milliseconds(stats.p50_ms),
-        _milliseconds(stats.p99_ms),
+        _milliseconds(stats.p50_ms, of=stats.requests),
+        _milliseconds(stats.p99_ms, of=stats.requests),
         stats.weights[:12] or "-",
         f"{one.restarts}",
         f"{short_duration(now - one.seen)} ago",
@@ -76,9 +76,12 @@ def _replica(one: ReplicaNow, *, now: float) -> list[str]:
 def _classes(one: ReplicaNow) -> list[list[str]]:
     told = one.stats.by_priority if one.stats is not None else {}
     return [
-        [_name(one), name, short_count(of.requests), f"{of.queued}", _milliseconds(of.p50_ms), _milliseconds(of.p99_ms)]
+        [
+            one.learner, _name(one), name, short_count(of.requests), f"{of.queued}",
+            _milliseconds(of.p50_ms, of=of.requests), _milliseconds(of.p99_ms, of=of.requests),
+        ]
         for name, of in told.items()
-    ]
+    ]  # fmt: skip
 
 
 def _ranks(one: ReplicaNow) -> list[list[str]]:
@@ -96,7 +99,10 @@ def _ranks(one: ReplicaNow) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _milliseconds(value: float) -> str:
+def _milliseconds(value: float, *, of: int) -> str:
+    """A dash where no request has been measured."""
+    if not of:
+        return "-"
     return f"{value / 1000:.1f}s" if value >= 1000 else f"{value:.3g}ms"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spec.events import Event, Recovery, ServiceStats
 from spec.plan import LearnerPlan, Plan, ServicePlan
@@ -25,7 +25,7 @@ class ReplicaNow:
     kind: str
     replica: int
     state: str
-    """`starting`, `serving`, `restarting`, `given up`, `shared`."""
+    """`starting`, `serving`, `restarting`, `given up`, `ended`, `shared`."""
     cause: str
     """Why it restarted last."""
     restarts: int
@@ -34,8 +34,8 @@ class ReplicaNow:
     stats: ServiceStats | None
 
 
-def told_replicas(plan: Plan, events: Iterable[Event]) -> list[ReplicaNow]:
-    """All replicas of the plan, in its order."""
+def told_replicas(plan: Plan, events: Iterable[Event], *, over: bool = False) -> list[ReplicaNow]:
+    """All replicas of the plan, in its order; once the run is `over`, none of its own is alive."""
     stats: dict[tuple[str, str], ServiceStats] = {}
     deaths: dict[tuple[str, str], list[Recovery]] = {}
     for event in events:
@@ -43,12 +43,14 @@ def told_replicas(plan: Plan, events: Iterable[Event]) -> list[ReplicaNow]:
             stats[event.learner, f"{event.service}-{event.replica}"] = event
         elif isinstance(event, Recovery) and (found := _WHAT.fullmatch(event.what)):
             deaths.setdefault((event.learner, found["label"]), []).append(event)
-    return [
+    replicas = [
         _shared(learner, service) if service.shared_endpoints else _own(learner, service, index, stats, deaths)
         for learner in plan.learners
         for service in learner.services
         for index in range(1 if service.shared_endpoints else service.replicas)
     ]
+    living = {"starting", "serving", "restarting"} if over else set[str]()
+    return [replace(one, state="ended") if one.state in living else one for one in replicas]
 
 
 def _shared(learner: LearnerPlan, service: ServicePlan) -> ReplicaNow:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ValidationError
 
 from gkr.backend import backend_of, refresh
+from gkr.plan_file import read_plan
 from gkr.runs import FINAL, Run, read_state
-from gkr.syncing.told import told_status
+from gkr.syncing.told import closed, told_status
 from gkr.watch.tail import EventTail
 from spec.errors import GkrError, NotFoundError
-from spec.plan import Plan
 from spec.sync_status import SyncStatus
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SyncNow:
 
 def look(run: Run, *, clock: Callable[[], float] = time.time) -> SyncNow:
     """The sync of one run now; NotFoundError if it has none."""
-    plan = Plan.read_json((run.path / "plan.json").read_bytes())
+    plan = read_plan(run.path)
     if plan.syncer is None:
         hint = "only runs of our trainer (`train:`) are synchronised"
         raise NotFoundError(f"run {run.name} has no syncer", hint=hint)
@@ -62,4 +62,6 @@ def look(run: Run, *, clock: Callable[[], float] = time.time) -> SyncNow:
         refresh(run)
         state = read_state(run.path).status
     status, seen = told_status(plan, EventTail(run.path).read())
+    if state in FINAL or state == "lost":
+        status = closed(status)
     return SyncNow(run.name, state, "events", seen, status, trouble=trouble if state not in FINAL else "")

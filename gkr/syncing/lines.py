@@ -57,6 +57,8 @@ def _source(look: SyncNow, *, now: float) -> str:
 
 def _waits(status: SyncStatus, *, now: float) -> list[str]:
     """What nobody has to work out from a table."""
+    if status.state == "ENDED":
+        return ["no round is open: the run ended before its last merge"]
     if status.seed_from:
         return [f"waits for learner {status.seed_from} to send the initial weights"]
     if status.final:

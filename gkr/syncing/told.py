@@ -67,6 +67,16 @@ def told_status(plan: Plan, events: Iterable[Event]) -> tuple[SyncStatus, float]
     return status, told.time
 
 
+def closed(status: SyncStatus) -> SyncStatus:
+    """The same once nothing of the run is alive: no round is open, and nobody trains."""
+    if status.final:
+        return status
+    fragments = [one.model_copy(update=_CLOSED) for one in status.fragments]
+    members = [one if one.state == "finished" else one.model_copy(update={"state": "ended"}) for one in status.members]
+    now = {"state": "ENDED", "seed_from": "", "fragments": fragments, "members": members}
+    return status.model_copy(update=now)
+
+
 def _tell(told: _Told, event: Event) -> bool:
     match event:
         case SyncWaiting():

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import TextIO
 
 from gkr.backend import backend_of
+from gkr.plan_file import read_plan
 from gkr.runs import FINAL, Run, RunState, read_state
 from gkr.watch.lines import LineWriter
 from gkr.watch.tail import EventTail
 from gkr.watch.view import View, initial_view
 from spec.events import Event, RunStatus
-from spec.plan import Plan
 
-_POLL_SECONDS = 0.2
+_PLAIN_TERMINALS = frozenset({"dumb", "unknown"})
+"""Without a cursor that moves, such as a shell inside an editor: rich would draw nothing until the end."""
 _CONCLUDE_SECONDS = 120.0
 """Summary and report are made within this after a run's last event, or we go without them."""
 
@@ -25,9 +27,9 @@ def follow(run: Run, *, stream: TextIO, live: bool | None = None) -> RunState:
 
     The state it ended in.
     """
-    plan = Plan.read_json((run.path / "plan.json").read_bytes())
+    plan = read_plan(run.path)
     view = initial_view(plan)
-    if live if live is not None else stream.isatty():
+    if live if live is not None else stream.isatty() and os.environ.get("TERM") not in _PLAIN_TERMINALS:
         _follow_live(run, view, stream)
     else:
         _follow_lines(run, view, stream)
@@ -76,4 +78,4 @@ def _follow_live(run: Run, view: View, stream: TextIO) -> None:
         for events in events_until_end(run):
             for event in events:
                 view = fold(view, event)
-            live.update(frame(view, now=time.time(), ascii_only=ascii_only), refresh=True)
+            live.update(frame(view, now=time.time(), width=console.width, ascii_only=ascii_only), refresh=True)

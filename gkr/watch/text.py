@@ -50,5 +50,16 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole else ""
 
 
+def shortened(text: str, *, width: int) -> str:
+    """One line of at most `width` characters; what is left out shows as `...`."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 3].rstrip()}..."
+
+
+def milliseconds(value: float, *, of: int) -> str:
+    """`17.8`, or a dash where nothing has been measured: `of` requests were."""
+    return f"{value:.1f}" if of else "-"
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from gkr.runs import FINAL
 from spec.events import (
     Applied,
     AttemptEnded,
@@ -132,7 +133,8 @@ def fold(view: View, event: Event) -> View:
     view = replace(view, updated=max(view.updated, event.time), started=view.started or event.time)
     match event:
         case RunStatus():
-            return replace(view, status=event.status, reason=event.reason, exit_code=event.exit_code)
+            view = replace(view, status=event.status, reason=event.reason, exit_code=event.exit_code)
+            return ended(view) if event.status in FINAL else view
         case SyncWaiting() | SyncMerged() | SyncLedger():
             return replace(view, sync=_fold_sync(view.sync or SyncView(), event))
         case ServiceStats():
@@ -147,6 +149,18 @@ def fold(view: View, event: Event) -> View:
             return replace(view, notes=_push(view.notes, event, limit=_RECENT))
         case _:
             return _fold_learner_event(view, event)
+
+
+def ended(view: View) -> View:
+    """Nothing of the run is alive: nobody trains, and nobody is waited for."""
+    learners = {
+        name: one
+        if one.state == "finished"
+        else replace(one, state="ended", steps_per_second=0.0, samples_per_second=0.0)
+        for name, one in view.learners.items()
+    }
+    sync = replace(view.sync, arrived=(), waiting_for=(), deadline=None) if view.sync else None
+    return replace(view, learners=learners, sync=sync)
 
 
 def _fold_learner_event(view: View, event: Event) -> View:

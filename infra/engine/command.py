@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pulumi.automation import CommandResult, PulumiCommand
 from pulumi.automation.errors import create_command_error
@@ -53,14 +53,15 @@ class Engine(PulumiCommand):
         command = [self.command, *args]
         if "--non-interactive" not in command:
             command.append("--non-interactive")
-        process = subprocess.Popen(
-            command, cwd=cwd, env={**os.environ, **additional_env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, encoding="utf-8", errors="replace", start_new_session=True,
-        )  # fmt: skip
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, error = _Pump(process.stdout, on_output), _Pump(process.stderr, on_error)
-        late = _wait(process, seconds=self._seconds)
+        with _HeldInterrupts() as interrupts:
+            process = subprocess.Popen(
+                command, cwd=cwd, env={**os.environ, **additional_env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, encoding="utf-8", errors="replace", start_new_session=True,
+            )  # fmt: skip
+            assert process.stdout is not None
+            assert process.stderr is not None
+            out, error = _Pump(process.stdout, on_output), _Pump(process.stderr, on_error)
+            late = _wait(process, seconds=self._seconds, interrupts=interrupts)
         result = CommandResult(stdout=out.text(), stderr=error.text(), code=process.returncode)
         if late:
             raise UnreachableError(
@@ -93,9 +94,40 @@ class _Pump:
         return "".join(self._lines)
 
 
-def _wait(process: subprocess.Popen[str], *, seconds: float) -> bool:
+class _HeldInterrupts:
+    """Interrupts wait until somebody can pass them on: one that comes while the process is being made would leave an
+    engine behind that goes on, holds the stack's lock and has nobody who listens.
+    """
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _HeldInterrupts:
+        if threading.current_thread() is threading.main_thread():  # signals reach no other
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, lambda came, _: self._came.append(came))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def release(self) -> None:
+        """From here on they arrive as before; one that came meanwhile arrives now."""
+        self._restore()
+        for number in self._came:
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[str], *, seconds: float, interrupts: _HeldInterrupts) -> bool:
     """Until it ends; whether it had to be interrupted."""
     try:
+        interrupts.release()
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         _end(process)

@@ -1,7 +1,8 @@
 """Program of a global stack: what an environment has once, whatever its regions.
 
-The one look-up of all programs is here: the project's number, which workload identity, the storage service's account
-and the budget need and which no resource says. Regions get it from this stack's output.
+The only look-ups of all programs are here: the project's number, which workload identity and the budget need and which
+no resource says (regions get it from this stack's output), and the storage service's account, which in a new project
+does not exist until somebody asks for it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Environment:
         )
         after = self._options(services.services)
         number = self._number(services.services)
+        keys = self._keys(services.services)
         network = PrimaryNetwork(
             name,
             PrimaryNetworkArgs(
@@ -71,7 +73,6 @@ class Environment:
         identity = Identity(
             name, IdentityArgs(project=config.project, environment=name, identity=config.identity), opts=after
         )
-        keys = self._keys(number, after)
         self._storage(identity, keys, after)
         channels = AlertChannels(
             name,
@@ -100,18 +101,20 @@ class Environment:
         return pulumi.ResourceOptions(providers=[self._google], depends_on=list(after) or None)
 
     def _number(self, after: Sequence[pulumi.Resource]) -> pulumi.Output[str]:
-        found = gcp.organizations.get_project_output(
-            project_id=self._config.project,
-            opts=pulumi.InvokeOutputOptions(provider=self._google, depends_on=list(after)),
-        )
+        found = gcp.organizations.get_project_output(project_id=self._config.project, opts=self._look_up(after))
         return found.number
 
-    def _keys(self, number: pulumi.Output[str], opts: pulumi.ResourceOptions) -> Keys | None:
+    def _keys(self, after: Sequence[pulumi.Resource]) -> Keys | None:
         wanted = self._config.keys
         if wanted is None:
             return None
-        args = KeysArgs(project=self._config.project, number=number, keys=wanted, labels=self._labels)
-        return Keys(self._name, args, opts=opts)
+        project = self._config.project
+        storage = gcp.storage.get_project_service_account_output(project=project, opts=self._look_up(after))
+        args = KeysArgs(project=project, storage=storage.member, keys=wanted, labels=self._labels)
+        return Keys(self._name, args, opts=self._options(after))
+
+    def _look_up(self, after: Sequence[pulumi.Resource]) -> pulumi.InvokeOutputOptions:
+        return pulumi.InvokeOutputOptions(provider=self._google, depends_on=list(after))
 
     def _storage(self, identity: Identity, keys: Keys | None, opts: pulumi.ResourceOptions) -> None:
         config = self._config

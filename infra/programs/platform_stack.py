@@ -100,7 +100,10 @@ class Platform:
         kueue = self._kueue(provider, space=space)
         kuberay = self._kuberay(provider)
         experiments, after = self._config.namespaces, [*kueue.ready, *kuberay.ready]
-        spaces = self._namespaces(f"{cluster}-experiments", provider=provider, names=experiments, after=after)
+        spaces = self._namespaces(
+            f"{cluster}-experiments", provider=provider, names=experiments, after=after,
+            researchers=self._region.researchers,
+        )  # fmt: skip
         kueue.open(experiments, after=[spaces])
         access = SyncerAccess(
             cluster,
@@ -117,12 +120,19 @@ class Platform:
         self._publish(provider, after=ready)
 
     def _namespaces(
-        self, name: str, *, provider: kubernetes.Provider, names: Sequence[str], after: Sequence[pulumi.Resource] = ()
+        self,
+        name: str,
+        *,
+        provider: kubernetes.Provider,
+        names: Sequence[str],
+        after: Sequence[pulumi.Resource] = (),
+        researchers: Sequence[str] = (),
     ) -> pulumi.Resource:
         values = secret_values(pulumi.Config().get(SECRETS), referred=self._referred())
-        return Namespaces(
-            name, NamespacesArgs(provider=provider, names=names, site=self._site, secrets=values, after=after)
+        args = NamespacesArgs(
+            provider=provider, names=names, site=self._site, secrets=values, researchers=researchers, after=after
         )
+        return Namespaces(name, args)
 
     def _referred(self) -> list[str]:
         shared = self._config.shared

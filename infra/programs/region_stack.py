@@ -24,8 +24,8 @@ from infra.components.gcp.syncer import SyncerAccess, SyncerAccessArgs
 from infra.outputs import GLOBAL_OUTPUT, KUBECONFIG_OUTPUT, REGION_OUTPUT, GlobalFacts, read_global
 from infra.programs import Program
 from spec.machines import machine
+from spec.stack_region import LONGEST_RUN, RegionStack
 from spec.stack_region import GpuPool as PoolConfig
-from spec.stack_region import RegionStack
 from spec.stack_values import parse_reservation
 
 
@@ -118,6 +118,7 @@ class Region:
             config=config.cluster,
             after=[network.way_out],
             account=self._environment.node_account,
+            researchers=self._environment.researchers,
             labels=self._labels,
             protect=config.protect,
         )
@@ -235,6 +236,10 @@ class Region:
             "syncer": self._reach(syncer) if syncer else None,
             "managed_monitoring": config.cluster.dcgm,
             "alert_channels": self._environment.alert_channels,
+            "researchers": self._environment.researchers,
+            "queued": {
+                one.name: int(one.capacity.max_run or LONGEST_RUN) for one in config.gpu_pools if one.capacity.queued
+            },
         }
 
     def _reach(self, syncer: SyncerAccess) -> dict[str, Any]:

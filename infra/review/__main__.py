@@ -9,12 +9,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from infra.policy.stacks import settings_for, stack_names
 from infra.review.comment import comment
-from infra.review.preview import read_preview
+from infra.review.preview import Diagnostic, read_preview
 from infra.review.report import Review, review
+from infra.review.reservations import by_gcloud, check_reservations
 from spec.errors import EXIT_CONFIG, EXIT_OK, EXIT_REFUSED, ConfigError, GkrError
 from spec.problems import RemedyError
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for block in found.blocks:
         label = f" (label {block.label} allows it)" if block.label else ""
         sys.stderr.write(f"{found.stack}: blocked: {block.reason}{label}\n")
-    if options.expect_no_changes and changed(found):
+    if options.expect_no_changes and (changed(found) or found.waits):
         sys.stderr.write(f"{found.stack}: differs from what is declared\n")
         return EXIT_REFUSED
     return EXIT_OK if options.report_only else found.exit_code
@@ -53,11 +55,15 @@ def _review(options: argparse.Namespace) -> Review:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=name) from None
     preview = read_preview(text, stack=options.stack, where=name)
+    if options.engine_code and not any(one.severity == "error" for one in preview.diagnostics):
+        silent = Diagnostic("error", f"the engine ended with code {options.engine_code} and named no error")
+        preview = replace(preview, diagnostics=(*preview.diagnostics, silent))
     if not preview.stack:
         raise ConfigError("no step names the stack", hint="say --stack ENV.REGION", where=name)
     stacks = [*stack_names(STACKS), preview.stack]
     settings = settings_for(preview.stack, stacks=stacks, applies=options.before_up)
-    return review(preview, settings=settings, labels=options.label)
+    more = check_reservations(preview, describe=by_gcloud) if options.reservations else ()
+    return review(preview, settings=settings, labels=options.label, more=more)
 
 
 def changed(found: Review) -> bool:
@@ -69,6 +75,7 @@ def summary(found: Review) -> dict[str, object]:
     """The same for a program."""
     return {
         "stack": found.stack,
+        "waits": found.waits,
         "blocked": [{"reason": one.reason, "label": one.label} for one in found.blocks],
         "counts": found.counts,
         "losses": [
@@ -99,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--before-up", action="store_true", help="the change follows at once: refuse what only examples say"
     )
+    parser.add_argument(
+        "--reservations", action="store_true", help="compare pools with their reservations, which gcloud is asked for"
+    )
+    parser.add_argument("--engine-code", type=int, default=0, help="what the engine's preview exited with")
     parser.add_argument("--expect-no-changes", action="store_true", help="exit 6 if anything would change (drift)")
     parser.add_argument("--report-only", action="store_true", help="exit 0 also if something blocks the change")
     return parser

@@ -50,6 +50,8 @@ def comment(review: Review) -> str:
 
 def _title(review: Review) -> str:
     counts = review.counts
+    if review.waits:
+        return f"{review.stack}: can be previewed once {review.waits} is up"
     if any(not one.label and "preview failed" in one.reason for one in review.blocks):
         return f"{review.stack}: the preview failed"
     words = [f"{counts[kind]} {done}" for kind, done in _DONE.items() if kind in counts and kind != "same"]
@@ -57,6 +59,11 @@ def _title(review: Review) -> str:
 
 
 def _verdict(review: Review) -> list[str]:
+    if not review.blocks and review.waits:
+        return [
+            f"**Waits for `{review.waits}`**, which is not up: there is nothing to compare with. A deployment brings it"
+            " up first, and reviews this stack before it does so with this one."
+        ]
     if not review.blocks:
         allowed = f" Allowed by {', '.join(f'`{one}`' for one in review.labels)}." if review.labels else ""
         return [f"**Nothing blocks this change.**{allowed}"]

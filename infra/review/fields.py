@@ -92,7 +92,7 @@ TABLE: dict[str, Fields] = {
         in_place=(
             "minMasterVersion", "releaseChannel", "addonsConfig", "maintenancePolicy", "monitoringConfig",
             "loggingConfig", "masterAuthorizedNetworksConfig", "controlPlaneEndpointsConfig", "deletionProtection",
-            "resourceLabels", "workloadIdentityConfig",
+            "resourceLabels", "workloadIdentityConfig", "enableL4IlbSubsetting",
         ),
     ),
     "gcp:compute/network:Network": Fields(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from infra.facts import NEVER_UP
 from infra.policy import Finding, Settings, check
 from infra.review.capacity import Count, Place, gpus_by_place, pool_gpus
 from infra.review.changes import Change, changes
@@ -19,6 +21,8 @@ ALLOW_POLICY = "allow-policy"
 
 _PROTECTION = ("marked for protection", "because it is protected")
 """In the engine's messages."""
+_NOT_UP = re.compile(rf"stack (?P<stack>[-.\w]+) has no output \w+: {re.escape(NEVER_UP)}")
+"""What a program says that reads from a stack which is not up."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Review:
     gpus: dict[Place, Count]
     findings: tuple[Finding, ...]
     errors: tuple[Diagnostic, ...]
+    waits: str
+    """The stack that must be up before this one can be previewed; empty: it was."""
     blocks: tuple[Block, ...]
     labels: tuple[str, ...]
 
@@ -78,14 +84,20 @@ class Review:
         return [one for one in self.losses if one.weight is not Weight.NONE]
 
 
-def review(preview: Preview, *, settings: Settings, labels: Collection[str] = ()) -> Review:
-    """Look at a preview; `labels` are those of the change."""
+def review(
+    preview: Preview, *, settings: Settings, labels: Collection[str] = (), more: Sequence[Finding] = ()
+) -> Review:
+    """Look at a preview; `labels` are those of the change, `more` what else was found about it."""
     lost, restarts = losses(preview), _restarts(preview)
-    findings = check(preview.resources(), settings=settings)
+    findings = [*more, *check(preview.resources(), settings=settings)]
     errors = _errors(preview)
+    waits = _waits(errors, stack=preview.stack)
+    if waits and not settings.applies:
+        errors = []  # whoever applies it has the stack below up by then, and looks again
+    blocks = _blocks(lost, restarts, findings=findings, errors=errors, labels=labels)
     return Review(
         preview, tuple(lost), tuple(restarts), tuple(_ignored(preview)), gpus_by_place(preview),
-        tuple(findings), tuple(errors), tuple(_blocks(lost, restarts, findings=findings, errors=errors, labels=labels)),
+        tuple(findings), tuple(errors), waits, tuple(blocks),
         tuple(sorted(set(labels) & {ALLOW_LOSS, ALLOW_POLICY})),
     )  # fmt: skip
 
@@ -129,9 +141,20 @@ def _errors(preview: Preview) -> list[Diagnostic]:
     """What the engine could not do, less its refusals to touch what is protected, which are said with the losses."""
     errors = [one for one in preview.diagnostics if one.severity == "error"]
     rest = [one for one in errors if not any(part in one.message for part in _PROTECTION)]
-    if len(rest) < len(errors):  # the engine's last word on its refusals
-        rest = [one for one in rest if one.message.removeprefix("error: ").strip() != "preview failed"]
-    return rest
+    return [one for one in rest if not _is_last_word(one)] if len(rest) < len(errors) else rest
+
+
+def _is_last_word(one: Diagnostic) -> bool:
+    """What the engine says after errors that it has named."""
+    return one.message.removeprefix("error: ").strip() == "preview failed"
+
+
+def _waits(errors: Sequence[Diagnostic], *, stack: str) -> str:
+    """The stack below that is not up, if that is all that is wrong."""
+    named = [_NOT_UP.search(one.message) for one in errors if not _is_last_word(one)]
+    found = {match["stack"] if match else "" for match in named}
+    below = {f"{stack.partition('.')[0]}.global", stack.removesuffix(".platform")} - {stack}
+    return next(iter(found)) if len(found) == 1 and found <= below else ""
 
 
 def _unprotects(step: Step) -> bool:

@@ -28,7 +28,7 @@ from services.prepare.found import Found, read_on, source_digest
 from services.prepare.journal import Journal, State
 from services.prepare.output import Output
 from services.prepare.packing import Content, refuse_other
-from services.prepare.store import exclusive
+from services.prepare.store import exclusive, explained
 from spec.errors import ConfigError, DataError
 from spec.preparation import PrepareProgress, PrepareReport, PrepareRules
 from spec.shard_bytes import REMEDY
@@ -80,17 +80,18 @@ def advance(
     with exclusive(work.parent, timeout_seconds=job.lock_timeout_seconds):
         found = _find(bucket, name, uri=job.manifest, content=content)
         if found is None:
-            work.mkdir(exist_ok=True)
-            run = _Run(job, content, work=work, bucket=bucket, embedders=embedders, files=files, told=told)
-            with closing(run):
-                if not run.go(seconds=seconds):
-                    return run.report(done=False)
-                try:
-                    found = run.commit(name)
-                except DataError:  # there is nothing to go on with: the next start begins anew
-                    shutil.rmtree(work, ignore_errors=True)
-                    raise
-                report = run.report(done=True, manifest=found)
+            with explained(work):
+                work.mkdir(exist_ok=True)
+                run = _Run(job, content, work=work, bucket=bucket, embedders=embedders, files=files, told=told)
+                with closing(run):
+                    if not run.go(seconds=seconds):
+                        return run.report(done=False)
+                    try:
+                        found = run.commit(name)
+                    except DataError:  # there is nothing to go on with: the next start begins anew
+                        shutil.rmtree(work, ignore_errors=True)
+                        raise
+                    report = run.report(done=True, manifest=found)
             reused = False
         else:
             report, reused = _read_report(bucket, job=job, manifest=found), True
@@ -102,7 +103,7 @@ def advance(
 def dry_run(job: Job, *, told: Told = lambda progress: None) -> PrepareReport:
     """What `advance` would keep and drop, and how many bytes; nothing is embedded, and nothing is left behind."""
     content, files = _content(job, ())
-    with tempfile.TemporaryDirectory(prefix="gkr-prepare-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="gkr-prepare-") as scratch, explained(Path(scratch)):
         nowhere = open_bucket(Path(scratch, "dataset").as_uri())
         run = _Run(job, content, work=Path(scratch), bucket=nowhere, embedders=(), files=files, told=told, dry=True)
         with closing(run):

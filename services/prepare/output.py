@@ -38,12 +38,12 @@ class Output:
     def __init__(self, folder: Path, *, bucket: Bucket, state: State, shard_bytes: int) -> None:
         self._bucket = bucket
         self._state = state
-        self._dropped = _Tail(folder / "dropped.jsonl", size=state.dropped_bytes)
         self._labels = {name: number for number, name in enumerate(state.labels)}
         self._splits = {
             split: _SplitOutput(folder, split, bucket=bucket, state=state, shard_bytes=shard_bytes)
             for split in ("train", "test")
         }
+        self._dropped = _Tail(folder / "dropped.jsonl", size=state.dropped_bytes)
 
     def add(self, kept: Kept, *, split: Split, values: Mapping[str, np.ndarray]) -> None:
         """Append a sample, with its value of each feature."""
@@ -219,7 +219,7 @@ class _Tail:
 
     def __init__(self, path: Path, *, size: int) -> None:
         self.path = path
-        self.file: BinaryIO = path.open("r+b" if size else "wb")
+        self.file: BinaryIO = path.open("r+b" if size and path.exists() else "wb")
         if self.file.seek(0, os.SEEK_END) < size:
             self.file.close()
             raise DataError(

@@ -9,10 +9,11 @@ kernel releases with its holder; the later ones find the dataset there.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import hashlib
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 from services.prepare.packing import Content, Packed, refuse_other
 from spec.errors import DataError, GkrError
 from spec.shards import Manifest, open_manifest, path_of, read_shard
+from storage.folder import FULL
 
 _POLL_SECONDS = 0.05
 _TEMPORARY = ".prepare-"
@@ -29,7 +31,7 @@ _TEMPORARY = ".prepare-"
 def exclusive(folder: Path, *, timeout_seconds: float) -> Generator[None]:
     """Be the only preparer of this folder; waits for another one until the deadline."""
     path = folder / ".prepare.lock"
-    with _explained(folder):
+    with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -61,7 +63,7 @@ def find(uri: str, *, content: Content) -> Manifest | None:
 def write(uri: str, *, packed: Packed) -> Manifest:
     """Write a dataset. The caller holds the folder's lock."""
     path = path_of(uri)
-    with _explained(path.parent):
+    with explained(path.parent):
         _remove_leftovers(path.parent)
         temporary = path.parent / f"{_TEMPORARY}{os.getpid()}"
         temporary.mkdir()
@@ -70,12 +72,19 @@ def write(uri: str, *, packed: Packed) -> Manifest:
                 _write_durable(temporary / file.name, file.data)
             _sync_folder(temporary)
             folder = path.parent / packed.folder
-            shutil.rmtree(folder, ignore_errors=True)  # of a preparer that was killed before its manifest
-            temporary.rename(folder)
+            if not _holds(folder, packed):  # else they are those of another manifest beside this one, and in use
+                shutil.rmtree(folder, ignore_errors=True)  # of a preparer that was killed before its manifest
+                temporary.rename(folder)
             _commit(path, packed.manifest)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return packed.manifest
+
+
+def _holds(folder: Path, packed: Packed) -> bool:
+    """Whether the files are there already: the folder's name is that of its content."""
+    paths = [(folder / file.name, file.sha256) for file in packed.files]
+    return all(path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256 for path, sha256 in paths)
 
 
 def _commit(path: Path, manifest: Manifest) -> None:
@@ -117,13 +126,19 @@ def _try_lock(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Generator[None]:
+def explained(folder: Path) -> Generator[None]:
     """Turn what the file system refuses into an error with place and remedy."""
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in FULL
         hint = f"free space on the file system of {folder}" if full else "check the path and its permissions"
         where = str(error.filename or folder)
         failure: GkrError = DataError(f"the dataset cannot be written: {error.strerror}", where=where, hint=hint)
         raise failure from error
+    except sqlite3.Error as error:
+        raise DataError(
+            f"the journal of the preparation cannot be written: {error}",
+            where=str(folder),
+            hint="free space on its file system and start again; if there is enough, remove this folder before",
+        ) from error

@@ -231,13 +231,15 @@ class ReadArena:
 
     def __init__(self, address: ArenaAddress) -> None:
         """OSError or ArenaError if it cannot be reached, which means: ask for frames."""
-        file = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        # What the numbers name may be anything, and to open a pipe nobody writes to would wait for ever.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", flags)
         try:
             found = os.fstat(file)
             name = str(Path(f"/proc/self/fd/{file}").readlink())
             if not name.startswith(f"/memfd:{_NAME}") or found.st_ino != address.inode:
                 raise ArenaError(f"descriptor {address.descriptor} of process {address.pid} is {name}")
-            if found.st_uid != os.getuid() or found.st_size != address.size or not address.size:
+            if found.st_uid != os.getuid() or found.st_size != address.size or address.size < 2 * _ALIGN:
                 raise ArenaError(f"the arena belongs to user {found.st_uid} and has {found.st_size} bytes")
             if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
                 raise ArenaError("the arena could be cut off while it is read")

@@ -197,8 +197,8 @@ def encode_tensors(tensors: Mapping[str, np.ndarray]) -> tuple[tuple[TensorSpec,
     specs: list[TensorSpec] = []
     raw: list[Buffer] = []
     for name, array in tensors.items():
-        if not 1 <= len(name) <= 128:
-            raise FrameError(f"tensor name of {len(name)} characters; 1 to 128 can travel")
+        if not (1 <= len(name) <= 128 and name.isprintable()):
+            raise FrameError(f"tensor name {name[:128]!a}; 1 to 128 printable characters can travel")
         dtype = _NAMES.get(array.dtype) or array.dtype.name
         wire = _DTYPES.get(dtype)
         if wire is None:
@@ -216,8 +216,11 @@ def encode_tensors(tensors: Mapping[str, np.ndarray]) -> tuple[tuple[TensorSpec,
 
 
 def encode_body(body: Struct) -> bytes:
-    """The body. Raises FrameError if it is too large to travel."""
-    data = _encoder.encode(body)
+    """The body. Raises FrameError if it holds what cannot travel, or too much."""
+    try:
+        data = _encoder.encode(body)
+    except (UnicodeEncodeError, OverflowError) as error:  # half a surrogate pair in a text, or an endless number
+        raise FrameError(f"the body cannot be encoded: {error}") from error
     if len(data) > MAX_FRAME_BYTES - MAX_HEAD_BYTES:
         raise FrameError(f"message body is {len(data)} bytes; at most {MAX_FRAME_BYTES} travel in one frame")
     return data
@@ -240,9 +243,14 @@ def request_bytes(body: Buffer | Raw, *, specs: Sequence[TensorSpec]) -> int:
 
 
 def pack_error(*, request: int, code: Code, message: str, hint: str = "") -> list[Buffer]:
-    """All frames of one ERROR."""
-    body = ErrorBody(code=code, message=message[:4096], hint=hint[:4096])
+    """All frames of one ERROR, whatever is in its texts."""
+    body = ErrorBody(code=code, message=_encodable(message), hint=_encodable(hint))
     return pack(Header(kind=Kind.ERROR, request=request), _encoder.encode(body))
+
+
+def _encodable(text: str) -> str:
+    """File names and what people write may hold halves of surrogate pairs."""
+    return text[:4096].encode(errors="replace").decode()
 
 
 def unpack(frames: Sequence[Buffer]) -> Message:

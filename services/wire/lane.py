@@ -124,11 +124,13 @@ class Lane:
             self._own.close()
         self._own = self._theirs = None
         self._shared = self._usable = False
+        self._on_read = None  # a tensor's last owner may be who is told, and would never go
 
     def _let_go(self, number: int) -> None:
         self._read.append(number)
-        if self._on_read is not None:
-            self._on_read()
+        tell = self._on_read
+        if tell is not None:
+            tell()
 
     def _take_read(self) -> list[int]:
         return [self._read.popleft() for _ in range(min(len(self._read), MAX_RELEASED))]

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from services.wire.frames import Buffer, FrameError, Header, Kind, pack, unpack
+from services.wire.frames import Buffer, ErrorBody, FrameError, Header, Kind, decode_body, pack, unpack
 from spec.sync_keys import SyncKeys
 
 NONCE_BYTES = 16
@@ -28,7 +28,8 @@ SEAL = 0xC2
 """First byte of a seal; a header never begins with it, for it is a list."""
 _FRAME = struct.Struct("<B3xIQ16s")
 _TAG_BYTES = 16
-_MOST_CHALLENGED = 4096
+_MOST_CHALLENGED = 8192
+"""Connections with a key: as many as a replica has clients at most, and as many that are about to greet."""
 _UNSEALED = "this replica serves the processes of its run only, and no token of that run came with the message"
 
 
@@ -121,13 +122,24 @@ class Gate:
 def accept_challenge(secret: bytes, frames: Sequence[Buffer], *, nonce: bytes) -> Seals:
     """The client's side of a connection, once the replica's challenge came. FrameError if it is none, or of another."""
     if not is_sealed(frames):
-        raise FrameError("the replica does not prove that it is of this run")
+        raise FrameError(f"the replica does not prove that it is of this run; {_said(frames)}")
     header = unpack(_inner(frames)).header
     if header.kind is not Kind.CHALLENGE or len(header.nonce) != NONCE_BYTES:
         raise FrameError(f"{header.kind.name} where a challenge is due")
     seals = Seals(secret, client=nonce, replica=header.nonce, is_client=True)
     seals.open(frames)
     return seals
+
+
+def _said(frames: Sequence[Buffer]) -> str:
+    """What an unsealed answer says: it proves nothing and may be the explanation, such as another protocol version."""
+    try:
+        message = unpack(frames)
+        if message.header.kind is Kind.ERROR:
+            return f"it says: {decode_body(message.body, as_type=ErrorBody).message}"
+    except FrameError as error:
+        return str(error)
+    return f"it sent {message.header.kind.name}"
 
 
 def is_sealed(frames: Sequence[Buffer]) -> bool:

@@ -11,7 +11,17 @@ from services.wire.frames import Buffer
 
 BY_REFERENCE_BYTES = 1 << 16
 """Below this a copy costs less than keeping track of a buffer (measured; pyzmq's own threshold is the same)."""
+SPARE_MESSAGES = 16
+"""Beside requests and their answers: greetings, credits, notices."""
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+
+
+def high_water_mark(grant: int) -> int:
+    """Of a socket that must take so many requests or answers at once, however slowly the other side takes them.
+
+    Twice as many: ZeroMQ tells the writing end of a pipe what was taken out only once it is half of the mark.
+    """
+    return 2 * (grant + SPARE_MESSAGES)
 
 
 def send_frames(socket: zmq.Socket[Any], frames: Sequence[Buffer], *, route: bytes | None = None) -> None:

@@ -13,6 +13,7 @@ from infra.facts import AttachedNetwork, RegionFabric, RegionFacts, RegionSyncer
 from infra.programs.platform_stack import platform_program
 from spec.facts import MachinePool
 from spec.stack_fabric import fabric_networks
+from spec.stack_global import GlobalStack
 from spec.stack_platform import PlatformStack
 from spec.stack_region import RegionStack
 from tests.builders.recorded_stack import RecordedStack, record
@@ -82,6 +83,8 @@ def region_facts(name: str) -> RegionFacts:
         ),
         fabrics=[_fabric(config, pool.machine) for pool in {one.machine: one for one in config.gpu_pools}.values()],
         managed_monitoring=config.cluster.dcgm,
+        researchers=cast(GlobalStack, shipped(config.global_stack).value).identity.researchers,
+        queued={one.name: int(one.capacity.max_run or 0) for one in config.gpu_pools if one.capacity.queued},
     )
 
 

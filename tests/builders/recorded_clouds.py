@@ -15,7 +15,11 @@ CLOUDS = [name for name in NAMES if not name.endswith(".platform")]
 """Shipped stacks of Google Cloud's part."""
 REGIONS = [name for name in CLOUDS if not name.endswith(".global")]
 NUMBER = "123456789012"
-LOOKUPS = {"gcp:organizations/getProject:getProject": {"number": NUMBER}}
+STORAGE_AGENT = f"serviceAccount:service-{NUMBER}@gs-project-accounts.iam.gserviceaccount.com"
+LOOKUPS = {
+    "gcp:organizations/getProject:getProject": {"number": NUMBER},
+    "gcp:storage/getProjectServiceAccount:getProjectServiceAccount": {"member": STORAGE_AGENT},
+}
 DNS_ENDPOINT = "gke-0123.us-east5.gke.goog"
 GPU_POOL = "gcp:container/nodePool:NodePool"
 

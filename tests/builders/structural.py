@@ -57,7 +57,7 @@ def _scalar(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
         return
     if "enum" in schema and value not in schema["enum"]:
         yield f"{path}: {value!r} is not one of {schema['enum']}"
-    if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"], value):
+    if isinstance(value, str) and "pattern" in schema and not _matches(schema["pattern"], value):
         yield f"{path}: {value!r} does not match {schema['pattern']}"
     if isinstance(value, str) and len(value) > schema.get("maxLength", len(value)):
         yield f"{path}: longer than {schema['maxLength']}"
@@ -68,6 +68,12 @@ def _scalar(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{path}: {value} has more than 32 bits"
     if isinstance(value, (list, dict)) and len(value) > schema.get("maxItems", len(value)):
         yield f"{path}: more than {schema['maxItems']}"
+
+
+def _matches(pattern: str, value: str) -> bool:
+    """As the server's expressions do, where `(?i)` may stand behind the anchor."""
+    flags = re.IGNORECASE if "(?i)" in pattern else re.NOFLAG
+    return re.search(pattern.replace("(?i)", ""), value, flags) is not None
 
 
 def _object(

@@ -83,8 +83,8 @@ class Kind:
         return Layout.from_shapes(LAYOUT.shapes(), fragments=self.fragments)
 
 
-BARRIER = Kind()
-KINDS = [BARRIER, Kind("barrier", 2), Kind("decoupled", 1), Kind("decoupled", 2)]
+BARRIER, DECOUPLED = Kind(), Kind("decoupled")
+KINDS = [BARRIER, Kind("barrier", 2), DECOUPLED, Kind("decoupled", 2)]
 
 
 @dataclass

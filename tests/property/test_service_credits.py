@@ -85,7 +85,7 @@ def _steps(world: ServiceWorld) -> Iterator[str]:
         yield from ("up",) if link.up else ()
         yield from ("down",) if link.down else ()
         yield from ("lose",) if len(world.zombies) < LOSSES else ()
-        yield from ("send",) if dispatcher.waiting else ()
+        yield from ("send",) if dispatcher.waits else ()
         if 0 in dispatcher._links and dispatcher._links[0].inflight and not getattr(world, "doubled", False):
             yield "twice"
     for number, zombie in enumerate(world.zombies):

@@ -5,9 +5,9 @@ buckets, seed, learner, batch) gives for that position, whatever its world size 
 workers, prefetch, and deaths on the way. Positions are delivered in order, none skipped: an encoded image that cannot
 be used is replaced by rule and told, anything else that is damaged is an error, never a gap. At most `prefetch` batches
 exist at a time besides those that the caller keeps. A dead worker is replaced and what it held is prepared again; what
-one holds for much longer than is usual is handed to another as well, and the first answer counts. A position that ended
-two workers is tried by one that does nothing else and tells what it touches: the sample that ends it too counts as
-unusable. No Ray, no torch.
+one holds for much longer than is usual is handed to another as well, and the first answer counts. What a store or disk
+did not answer for is asked for once more before it is an error. A position that ended two workers is tried by one that
+does nothing else and tells what it touches: the sample that ends it too counts as unusable. No Ray, no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from spec.buckets import Bucket
 from spec.errors import DataError, GkrError, UnreachableError
 from spec.shards import Split
 from spec.train import AnyModelConfig
-from storage.cache import Cache
+from storage.cache_counts import read_counts
+from storage.datasets import default_cache
 from training.data.arena import LEAST_BYTES, Arena
 from training.data.batch import LocalBatch, make_batch
 from training.data.fill import Filler
@@ -116,6 +117,7 @@ class Loader:
         `node_ranks`: how many of the ranks are on this node.
         """
         manifests = [manifest_uri] if isinstance(manifest_uri, str) else list(manifest_uri)
+        self._counts = read_counts(cache or default_cache())
         order = Order(manifests, seed, learner, batch, split, mixture, buckets, starts)
         delivery = Delivery(model, time_distribution, is_plain=is_plain, crop=crop, flip=flip)
         planned = plan_work(order, delivery=delivery, world_size=world_size, cache=cache)
@@ -135,6 +137,8 @@ class Loader:
         self._given_back: deque[Ticket] = deque()
         self._done: dict[int, _Done | GkrError] = {}
         self._quarantine, self._bad = Quarantine(limits), list[Bad]()
+        self._unreached = set[int]()
+        """Positions that met something that may pass, and are tried once more."""
         self._deaths_by_position: dict[int, int] = {}
         self._deaths: list[_Death] = []
         self._events: list[WorkerEvent] = []
@@ -237,9 +241,10 @@ class Loader:
             return result.batch
 
     def cache_counts(self) -> dict[str, int]:
-        """What this node's copies have come to in all its processes; empty if all datasets are on this machine."""
+        """What this node's copies have come to in all its processes since this loader was made; empty if all datasets
+        are on this machine."""
         folder = next((one.origin.cache for one in self._work.sources if one.origin is not None), None)
-        return {} if folder is None else asdict(Cache(Path(folder)).counts)
+        return {} if folder is None else asdict(read_counts(Path(folder)).since(self._counts))
 
     def worker_events(self) -> list[WorkerEvent]:
         """Deaths of workers that were made good since the last call."""
@@ -322,6 +327,8 @@ class Loader:
                 # What a dead worker still sent is whole and counts; then its pipe is at its end.
                 for result in worker.receive():
                     self._stragglers.took(result.seconds)
+                    if result.kind == LATER and self._try_again(result.ticket):
+                        continue
                     self._settle(result.ticket.position, self._decode(result))
                 if dead:
                     self._replace(worker, at=at)
@@ -329,6 +336,16 @@ class Loader:
         with self._changed:
             self._double_late_ones()
             self._hand_out()
+
+    def _try_again(self, ticket: Ticket) -> bool:
+        """Whether what met a store or disk that did not answer is given out once more."""
+        position = ticket.position
+        if position not in self._tickets or position in self._unreached:
+            return False
+        self._unreached.add(position)
+        self._free(ticket.slot)
+        self._given_back.append(ticket)
+        return True
 
     def _decode(self, result: Result) -> _Done | GkrError:
         ticket, told = result.ticket, result.told
@@ -349,6 +366,7 @@ class Loader:
         if self._tickets.pop(position, None) is not None:
             self._done[position] = value
         self._deaths_by_position.pop(position, None)
+        self._unreached.discard(position)
         for death in self._deaths:
             death.missing.discard(position)
         self._finish_deaths()
@@ -453,9 +471,10 @@ class Loader:
     def _pids(self) -> list[int]:
         return [worker.pid for worker in sorted(self._workers, key=lambda worker: worker.index)]
 
-    def _late(self, timeout_seconds: float) -> DataError:
+    def _late(self, timeout_seconds: float) -> UnreachableError:
+        """No fault of the data: another attempt may find the store answering, or the disk less busy."""
         held = {worker.pid: [ticket.position for ticket in worker.tickets] for worker in self._workers}
-        return DataError(
+        return UnreachableError(
             f"no batch for position {self._position} within {timeout_seconds:g} s; positions held by pid: {held}",
             where=self._work.learner,
             hint="see what those processes wait for (slow disk, stopped process); if busy, raise train.loader_workers",

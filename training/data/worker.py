@@ -239,7 +239,8 @@ def run_worker(
     os.environ.update(environment)
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank decides when we end
-    preparer, slots = Preparer(work), arena.map() if arena is not None else []
+    preparer = _opened(work)
+    slots = arena.map() if arena is not None else []
     while (ticket := read_ticket(tickets.fileno())) is not None:
         try:
             _answer(ticket, preparer=preparer, slots=slots, results=results.fileno())
@@ -247,12 +248,22 @@ def run_worker(
             return
 
 
-def _answer(ticket: Ticket, *, preparer: Preparer, slots: Sequence[NDArray[np.uint8]], results: int) -> None:
+def _opened(work: Work) -> Preparer | GkrError:
+    """Ready to prepare, or why not: every ticket is answered with that, which says more than a death."""
+    try:
+        return Preparer(work)
+    except GkrError as error:
+        return error
+
+
+def _answer(ticket: Ticket, *, preparer: Preparer | GkrError, slots: Sequence[NDArray[np.uint8]], results: int) -> None:
     def begin(row: int) -> None:
         _send(results, [RESULT.pack(ticket.position, 0, 0, row, ROW)])
 
     kind, body = BATCH, np.empty(0, dtype=np.uint8)
     try:
+        if isinstance(preparer, GkrError):
+            raise preparer
         slot = slots[ticket.slot] if ticket.slot != NO_SLOT else None
         made = preparer.prepare(ticket, slot, begin=begin if ticket.is_careful else None)
         told: Any = {"captions": made.captions, "bad": [vars(one) for one in made.bad]}

@@ -28,6 +28,8 @@ class PreflightRequest:
     """URI of the real place of the checkpoints."""
     manifest: str
     """URI of the dataset's manifest; empty: no dataset is checked."""
+    data_cache_limit: int | None = None
+    """Bytes that copies of datasets may take on the node; none: as it is."""
     memory_bytes: int
     shm_bytes: int
     disk_bytes: int
@@ -60,6 +62,7 @@ class PreflightRequest:
             node=node,
             checkpoints=mine.checkpoints,
             manifest=mine.data_manifest if plan.train else "",
+            data_cache_limit=mine.data_cache_limit,
             memory_bytes=place.memory,
             shm_bytes=place.shm,
             disk_bytes=checkpoint_bytes(plan.train) + _SLACK_BYTES if plan.train else _SLACK_BYTES,

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from spec.errors import GkrError, PreflightError
 from spec.events import Check
 from storage import file_path, open_bucket
+from storage.cache import Cache
+from storage.datasets import default_cache
 from training.preflight import collect
 from training.preflight import verdicts as v
 from training.preflight.measurements import TwoSteps
@@ -81,6 +83,8 @@ def run_host_checks(request: PreflightRequest) -> list[Check]:
 
 def check_node(request: PreflightRequest, *, node: Forker, log: Path) -> list[Check]:
     """All checks of a node, the two steps of the real model included, which run in a process that the node forks."""
+    if request.data_cache_limit is not None:  # they are the first that copy anything
+        Cache(default_cache(), limit_bytes=request.data_cache_limit)
     running = Running(host_probes(replace(request, scratch=node.folder)), deadline_seconds=request.deadline_seconds)
     if request.train is None:
         return running.finish()

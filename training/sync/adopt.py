@@ -119,6 +119,15 @@ class LearnerSyncState:
         """The same moments, taken by the fragments in the order of their versions."""
         return self._give_due(sorted(one.steps_to_due for one in self.fragments))
 
+    def hurry(self) -> LearnerSyncState:
+        """What comes next is due now. A slow learner that was late has progress to give, and would be late again after
+        another round of steps: so it is in step with the others once more.
+        """
+        least = min(one.steps_to_due for one in self.fragments)
+        return LearnerSyncState(
+            fragments=tuple(replace(one, steps_to_due=one.steps_to_due - least) for one in self.fragments)
+        )
+
     def _give_due(self, moments: list[int]) -> LearnerSyncState:
         order = sorted(range(len(self.fragments)), key=lambda index: (self.fragments[index].base_version, index))
         given = dict(zip(order, moments, strict=True))
@@ -149,9 +158,10 @@ def choose(state: FragmentState, *, verdict: Verdict, pending_limit: int, mode: 
         return "rebase" if state.since_steps and mode == "rebase" else "assign"
     if verdict.kind == "late":
         return "assign" if verdict.final or state.pending_samples > pending_limit else "carry"
-    if state.invalid_in_row + 1 >= MISTAKES:
+    # A process that was taken again after a quarantine has less patience left than it knows of.
+    if verdict.quarantined or state.invalid_in_row + 1 >= MISTAKES:
         raise QuarantinedError(
-            f"{MISTAKES} contributions in a row were invalid, the last because {verdict.reason}",
+            f"too many contributions in a row were invalid, the last because {verdict.reason}",
             hint="look for diverging loss or failing hardware in this learner before it joins again",
         )
     return "assign"

@@ -132,7 +132,7 @@ class BulkHandler(Handler):
     def _send_weights(self, fragment: int, version: int) -> None:
         asked = self.read_json(RangesArgs)
         ranges = asked.ranges
-        theta, first = self.desk.weights(version, fragment=fragment)
+        theta, first = self.desk.weights(version, fragment=fragment, learner=asked.learner or "")
         problem = find_range_problem(ranges, total=len(theta), first=first)
         if problem:
             raise Refusal("bad_request", problem)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from queue import LifoQueue
+from queue import Empty, LifoQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -138,7 +138,13 @@ class Carrier:
 
     def _ask(self, path: str, *, until: float, **request: Any) -> Response:
         """`Link.ask` on a connection that is free."""
-        link = self._idle.get(timeout=max(_SILENCE_SECONDS, until - time.monotonic()))
+        try:
+            link = self._idle.get(timeout=max(_SILENCE_SECONDS, until - time.monotonic()))
+        except Empty:
+            raise UnreachableError(
+                f"all {len(self._links)} connections to the syncer at {self.address} are busy, {path} has to give up",
+                hint="see the syncer's log, and whether the link to it is up; sync.bulk_connections sets how many",
+            ) from None
         try:
             return link.ask(path, until=until, **request)
         finally:

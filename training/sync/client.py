@@ -46,6 +46,8 @@ from training.sync.messages import (
 from training.sync.transport import Link, SyncRefusedError
 
 _LOG = logging.getLogger(__name__)
+_LEAVE_SECONDS = 60.0
+"""Longest wait for a syncer to hear that a learner ends: enough for it to be restarted."""
 
 
 class SyncClient:
@@ -216,15 +218,26 @@ class SyncClient:
             if time.monotonic() > until or self._closed.is_set():
                 raise self._give_up(f"contribution {contribution.seq} has no verdict", status)
 
-    def leave(self, generation: int, *, discarded: Sequence[int] = ()) -> None:
-        """An orderly end. `discarded`: samples given up over the whole run, by fragment."""
+    def leave(self, generation: int, *, discarded: Sequence[int] = ()) -> bool:
+        """An orderly end. `discarded`: samples given up over the whole run, by fragment.
+
+        Whether the syncer answered: it ends when everybody has left, and the last answer may be lost with it. That is
+        no failure of a learner that holds the final weights.
+        """
         args = LeaveArgs(
             learner=self._learner,
             generation=generation,
             discarded_samples=max(discarded, default=0),
             discarded=list(discarded),
         )
-        self._control.ask("leave", body=[encode(args)], until=self._until(None))
+        try:
+            self._control.ask(
+                "leave", body=[encode(args)], until=self._until(min(self._barrier_timeout, _LEAVE_SECONDS))
+            )
+        except UnreachableError as error:
+            _LOG.warning("the syncer did not hear that learner %s leaves: %s", self._learner, error.message)
+            return False
+        return True
 
     def drained(self, generation: int) -> None:
         """While the run drains: this learner has nothing more to send."""

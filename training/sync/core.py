@@ -34,6 +34,8 @@ from training.sync.store import DeposedError, Store
 from training.sync.tensors import Written
 
 _LOG = logging.getLogger(__name__)
+FETCH_SECONDS = 120.0
+"""Longest pause between two pieces of a fetch: all connections of a learner have one of 8 MiB under way."""
 
 
 class Core:
@@ -58,6 +60,8 @@ class Core:
         """Bytes per second at which the last merged contribution of a learner came."""
         self.sent: Counter[str] = Counter()
         """Bytes of weights, by learner."""
+        self.fetches: dict[tuple[str, int], tuple[int, float]] = {}
+        """By learner and fragment: the version it asked for last, and when."""
         self.merges: dict[int, SyncMerged] = {}
         """The last merge of each fragment that this process knows of."""
         self.alarm = ""
@@ -122,6 +126,13 @@ class Core:
         """Something that a person has to mend keeps the syncer from going on."""
         self.alarm = text
         self.journal.note(text, level="error")
+
+    def being_fetched(self) -> set[tuple[int, int]]:
+        """(fragment, version) that learners are fetching: a slow link needs longer than some merges take, and whose
+        version is gone begins anew. At most one of each learner and fragment.
+        """
+        since = self.clock() - FETCH_SECONDS
+        return {(fragment, version) for (_, fragment), (version, when) in self.fetches.items() if when > since}
 
     def until(self, fragment: int = 0) -> float | None:
         """Seconds since 1970 at which the open round of a fragment may close."""
@@ -223,4 +234,5 @@ def make_rules(plan: Plan, settings: SyncerPlan, *, contract: str) -> Rules:
         grace_share=config.grace_share,
         round_deadline=config.round_deadline,
         lease=config.lease,
+        barrier_timeout=config.barrier_timeout,
     )

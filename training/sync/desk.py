@@ -246,8 +246,9 @@ class Desk:
                 if isinstance(found, Answer):
                     return self._answer(contribution, found.answered)
                 if data is not None or isinstance(found, Wait):
+                    self._check_stopping()
                     left = until - time.monotonic()
-                    if left <= 0 or core.stopping.is_set():
+                    if left <= 0:
                         return None
                     core.changed.wait(left)
                     continue
@@ -262,10 +263,13 @@ class Desk:
                 lambda: core.state.version >= at_least or core.stopping.is_set(),
                 timeout=min(wait_seconds, _LONGEST_WAIT),
             )
+            self._check_stopping()
             return self.status()
 
-    def weights(self, version: int, *, fragment: int = 0) -> tuple[Floats, int]:
-        """A fragment's weights of its version, and its first element; earlier ones while their state is kept."""
+    def weights(self, version: int, *, fragment: int = 0, learner: str = "") -> tuple[Floats, int]:
+        """A fragment's weights of its version, and its first element; earlier ones while their state is kept. It is
+        while `learner` asks for more of it.
+        """
         core = self._core
         layout = core.require_layout()
         if fragment >= layout.fragments:
@@ -274,6 +278,8 @@ class Desk:
         with core.changed:
             current = core.state.versions[fragment]
             newest = core.arrays[fragment].outer.theta if core.arrays else None
+            if learner in core.state.members and 0 <= version <= current:
+                core.fetches[learner, fragment] = version, core.clock()
         if newest is not None and version == current:
             return newest, first
         earlier = core.store.read_version(version, fragment=fragment) if 0 <= version < current else None
@@ -318,6 +324,11 @@ class Desk:
             message = f"the model has another layout ({fingerprint[:12]}) than this run ({known[:12]})"
             raise Refusal("layout", message, hint="all learners of a run train the same model")
         return layout
+
+    def _check_stopping(self) -> None:
+        """Who waits comes again after a pause, and not at once, as often as it can."""
+        if self._core.stopping.is_set():
+            raise Refusal("stopping", "this syncer ends", hint="its successor answers at the same address")
 
     def _check_generation(self, learner: str, generation: int) -> None:
         found = look_up(self._core.state, learner=learner, generation=generation, seq=0, digest="")
@@ -385,6 +396,7 @@ class Desk:
             fragment=fragment,
             draining=ledger.draining,
             staleness=answered.staleness,
+            quarantined=core.state.members[contribution.learner].state == "quarantined",
         )
 
     def _describe(self, learner: str) -> Registration:

@@ -94,14 +94,14 @@ class Files:
             return map_weights(path)
         return None
 
-    def prune(self, *, states: Sequence[str], model: str) -> None:
+    def prune(self, *, states: Sequence[str], model: str, wanted: tuple[str, ...] = ()) -> None:
         """Remove each fragment's states older than the newest few, and all but the newest models. `states`, one of each
-        fragment, and `model` count now.
+        fragment, and `model` count now; states whose names begin with one of `wanted` stay.
 
         A state that is newer is never touched: a syncer that has been replaced without knowing it yet may be here.
         """
         here = [path.name for path in self.states.iterdir()]
-        for name in self._old_states(here, states=states):
+        for name in self._old_states(here, states=states, wanted=wanted):
             (self.states / name).unlink(missing_ok=True)
         models = [(path.stat().st_mtime_ns, path.name) for path in self.models.glob(f"*{_SUFFIX}")]
         for name in _old_models(models, model=model):
@@ -110,7 +110,8 @@ class Files:
             return
         with later():
             here = _names(self._copies, self.states)
-            self._copies.delete(_key(self.states / name) for name in self._old_states(here, states=states))
+            old = self._old_states(here, states=states, wanted=wanted)
+            self._copies.delete(_key(self.states / name) for name in old)
             kept = [(entry.modified, entry.key.rpartition("/")[2]) for entry in self._copies.list(self.models.name)]
             self._copies.delete(_key(self.models / name) for name in _old_models(kept, model=model))
 
@@ -121,12 +122,12 @@ class Files:
                 if not path.name.startswith(".partial-lock-"):  # which others may be holding
                     path.unlink(missing_ok=True)
 
-    def _old_states(self, names: Collection[str], *, states: Sequence[str]) -> list[str]:
+    def _old_states(self, names: Collection[str], *, states: Sequence[str], wanted: tuple[str, ...]) -> list[str]:
         old: list[str] = []
         for state in states:
             mine = _fragment(state)
             ours = sorted((name for name in names if _fragment(name) == mine and name <= state), reverse=True)
-            old += ours[self._keep_states :]
+            old += [name for name in ours[self._keep_states :] if not name.startswith(wanted)]
         return old
 
 

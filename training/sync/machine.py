@@ -43,6 +43,7 @@ from training.sync.events import (
 from training.sync.members import (
     DEAD_AFTER_LEASES,
     MISTAKES,
+    OPENINGS,
     Member,
     Round,
     Stage,
@@ -64,6 +65,7 @@ _EMA_SHARE = 0.3
 
 def step(state: State, event: Event) -> Outcome:
     """What one event makes of the state."""
+    state = _forgive_pause(state, now=event.now)
     after, effects = _apply(state, event)
     for fragment in range(len(after.rounds)):
         after, closed = _close_if_due(after, fragment, now=event.now)
@@ -192,12 +194,23 @@ def _drained(state: State, event: Drained) -> Outcome:
     return state.put(replace(member, record=record, heard=event.now)), (SaveLedger(),)
 
 
+def _forgive_pause(state: State, *, now: float) -> State:
+    """Nothing happened for long, not even a tick: the syncer itself stood still, and nobody else is to blame for that
+    time. Leases and deadlines run as if it had not been.
+    """
+    gap = now - state.ticked
+    if gap <= state.rules.lease / 2:
+        return replace(state, ticked=max(now, state.ticked))
+    members = {name: replace(one, heard=min(one.heard + gap, now)) for name, one in state.members.items()}
+    rounds = tuple(
+        one if one.deadline is None else replace(one, deadline=one.deadline + gap) for one in state.rounds
+    )  # fmt: skip
+    drain_until = None if state.drain_until is None else state.drain_until + gap
+    return replace(state, members=members, rounds=rounds, drain_until=drain_until, ticked=now)
+
+
 def _tick(state: State, event: Tick) -> Outcome:
-    gap = event.now - state.ticked
-    members = dict(state.members)
-    if gap > state.rules.lease / 2:  # the syncer itself stood still: nobody else is to blame for that time
-        members = {name: replace(one, heard=min(one.heard + gap, event.now)) for name, one in members.items()}
-    effects: list[Effect] = []
+    members, effects = dict(state.members), list[Effect]()
     for name in sorted(members):
         member = members[name]
         age = event.now - member.heard
@@ -210,7 +223,7 @@ def _tick(state: State, event: Tick) -> Outcome:
             text = f"learner {name} has been silent for {age:.1f} s; generation {member.generation} is fenced"
             effects.append(Remark(level="warning", text=text))
         members[name] = member
-    return replace(state, members=members, ticked=event.now), tuple(effects)
+    return replace(state, members=members), tuple(effects)
 
 
 # --- rounds
@@ -326,7 +339,8 @@ def _note(record: FragmentRecord, current: Round, event: Committed, *, history: 
         record,
         version=current.number,
         samples_total=record.samples_total + sum(one.samples for one in current.arrivals.values()),
-        round_seconds=_mean(record.round_seconds, event.now - current.opened),
+        # Not what was waited in vain: each deadline would make the next one longer, while one learner hangs.
+        round_seconds=_mean(record.round_seconds, event.now - current.opened - current.waited_in_vain),
         norms=[*record.norms, *(current.arrivals[name].norm for name in names)][-history:],
         theta_sha256=event.theta_sha256,
     )
@@ -348,7 +362,8 @@ def _publish(state: State, event: Published) -> Outcome:
     record = state.ledger.fragments[event.fragment]
     taken = event.now - (event.now if current.sealed is None else current.sealed)
     after = state.put_fragment(event.fragment, change(record, sync_seconds=_mean(record.sync_seconds, taken)))
-    return after.put_round(open_round(after, event.fragment, now=event.now)), ()
+    openings = (*current.openings, current.opened)[-OPENINGS:]
+    return after.put_round(replace(open_round(after, event.fragment, now=event.now), openings=openings)), ()
 
 
 # --- the end of a decoupled run

@@ -17,6 +17,10 @@ MemberState = Literal["active", "suspect", "dead", "left", "quarantined"]
 Stage = Literal["OPEN", "SEALED", "MERGED", "DURABLE"]
 DEAD_AFTER_LEASES = 3
 """A learner is not waited for after one lease; after so many its generation is fenced."""
+OPENINGS = 16
+"""Rounds back whose opening is known."""
+PATIENCE_SHARE = 0.8
+"""Of the time that learners wait for their round: what it may wait for others, unless the plan says more."""
 MISTAKES = 3
 """Invalid contributions in a row that quarantine a learner."""
 SOFT_STALENESS = 2
@@ -40,6 +44,8 @@ class Rules:
     grace_share: float = 0.5
     round_deadline: float = 120.0
     lease: float = 20.0
+    barrier_timeout: float = 600.0
+    """After which a learner that waits for its round ends."""
     norm_factor: float = 10.0
     """A displacement longer than so many times the longest of the last ones is invalid."""
     norm_history: int = 32
@@ -118,6 +124,8 @@ class Round:
     quorum_at: float | None = None
     """When the quorum was reached."""
     attempt: int = 1
+    openings: tuple[float, ...] = ()
+    """When the rounds before it opened, the last few that this process has seen."""
     sealed: float | None = None
     active: int = 0
     """Active learners when it was sealed."""
@@ -125,6 +133,12 @@ class Round:
     @property
     def first_arrival(self) -> float | None:
         return min((one.when for one in self.arrivals.values()), default=None)
+
+    @property
+    def waited_in_vain(self) -> float:
+        """Seconds from the last arrival to the seal."""
+        last = max((one.when for one in self.arrivals.values()), default=None)
+        return 0.0 if last is None or self.sealed is None else self.sealed - last
 
     @property
     def grace(self) -> float:
@@ -202,8 +216,9 @@ class State:
         arrival = current.arrivals.get(learner) if current else None
         if arrival is not None and (arrival.generation, arrival.seq) == contribution:
             return True
-        speaks = member is not None and member.generation == contribution[0]
-        return speaks and member.state in {"active", "suspect"}
+        if member is None or member.generation != contribution[0]:
+            return False
+        return member.state in {"active", "suspect"}
 
     def waiting_for(self, fragment: int = 0) -> list[str]:
         """Learners that the fragment's open round still waits for."""
@@ -286,8 +301,10 @@ def open_round(state: State, fragment: int, *, now: float) -> Round:
 
 
 def patience(state: State, fragment: int) -> float:
-    """Longest time that a round waits after its first arrival."""
-    return max(state.rules.round_deadline, 3 * state.ledger.fragments[fragment].round_seconds)
+    """Longest time that a round waits after its first arrival. It ends while those who came still wait for it."""
+    rules = state.rules
+    usual = min(3 * state.ledger.fragments[fragment].round_seconds, PATIENCE_SHARE * rules.barrier_timeout)
+    return max(rules.round_deadline, usual)
 
 
 def longest_patience(state: State) -> float:

@@ -215,6 +215,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     draining: bool = False
     staleness: int = 0
     """Versions of the fragment between the contribution's base and its merge."""
+    quarantined: bool = False
+    """Nothing more of this process is taken."""
 
 
 class MemberStatus(Struct, frozen=True, kw_only=True):

@@ -106,7 +106,7 @@ def contribute(state: State, event: Contributed) -> Outcome:
         return state, (Wait(),)
     late = _find_lateness(state, event)
     if late:
-        return _record(state, member, event, "late", reason=late)
+        return _record(_learn(state, current, event), member, event, "late", reason=late)
     return _accept(state, current, event), ()
 
 
@@ -151,6 +151,16 @@ def _find_lateness(state: State, event: Contributed) -> str:
         return ""
     limit = f"; at most {most} may be between" if most else ""
     return f"based on version {event.base_version}, version {version} is merged{limit}"
+
+
+def _learn(state: State, current: Round, event: Contributed) -> State:
+    """A barrier's rounds wait the longer for a learner that is slow: one that hangs teaches them nothing."""
+    missed = current.openings[-(current.number - 1 - event.base_version) :]
+    if state.rules.decoupled or not missed:
+        return state
+    record = state.ledger.fragments[event.fragment]
+    needed = max(record.round_seconds, event.now - missed[0])
+    return state.put_fragment(event.fragment, change(record, round_seconds=needed))
 
 
 def _record(state: State, member: Member, event: Contributed, kind: VerdictKind, *, reason: str) -> Outcome:

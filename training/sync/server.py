@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Generator
@@ -79,7 +78,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _serve(args: argparse.Namespace, stop: threading.Event) -> int:
     plan = _read_plan(args.plan)
     assert plan.syncer is not None
-    run_dir = Path(os.environ.get("GKR_RUN_DIR") or tempfile.mkdtemp(prefix="gkr-syncer-"))
+    run_dir = Path(os.environ.get("GKR_RUN_DIR") or args.plan.parent)
     bucket = open_bucket(plan.syncer.store, limits=STORE_LIMITS)
     host = "127.0.0.1" if plan.backend == "local" else "0.0.0.0"  # noqa: S104  (in a pod the address is the pod's own)
     # Ports first: a syncer that cannot serve must not depose one that does.

@@ -8,7 +8,7 @@ the state file: a registration makes a new generation durable without writing th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ from storage import Bucket, ExistsError, MissingError, StaleError, Stored, file_
 from training.sync.files import Files, StoreError, later
 from training.sync.layout import Floats
 from training.sync.messages import Ledger
-from training.sync.state import FragmentState, StateNote, read_state
+from training.sync.state import FragmentState, StateNote, read_state, state_prefix
 from training.sync.tensors import Point, Written, no_point
 
 HEAD = "HEAD.json"
@@ -163,9 +163,11 @@ class Store:
         """Weights of an earlier version of a fragment, while its state is kept."""
         return self.files.read_version(version, fragment=fragment)
 
-    def prune(self) -> None:
-        """Remove states and models that nobody needs any more."""
-        self.files.prune(states=[one.file for one in self.head.states], model=self.head.ledger.model_sha256)
+    def prune(self, *, wanted: Collection[tuple[int, int]] = ()) -> None:
+        """Remove states and models that nobody needs any more. `wanted`: (fragment, version) that somebody does."""
+        names = [state_prefix(fragment, version) for fragment, version in wanted]
+        states, model = [one.file for one in self.head.states], self.head.ledger.model_sha256
+        self.files.prune(states=states, model=model, wanted=tuple(names))
 
     def _check(self, found: Ledger, wanted: Ledger) -> None:
         if found.run != wanted.run:

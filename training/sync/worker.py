@@ -264,8 +264,11 @@ class Worker:
         self._prune()
 
     def _prune(self) -> None:
+        core = self._core
+        with core.changed:  # of a final run nobody needs anything but the last version
+            wanted = set[tuple[int, int]]() if core.state.ledger.final else core.being_fetched()
         try:
-            self._core.store.prune()
+            core.store.prune(wanted=wanted)
         except OSError as error:
             _LOG.warning("old states cannot be removed: %s", error)
 

@@ -12,9 +12,9 @@ from gkr.report.markup import Child, Html, el, empty, section, table
 from gkr.report.record import RunRecord
 from gkr.report.series import answers, received, staleness, waits
 from gkr.report.timeline import timeline
-from gkr.report.words import count, duration, number, percent, plural
+from gkr.report.words import MISSING, count, duration, number, percent, plural, size
 from spec.events import CheckpointSaved, StepMetrics, SyncMerged
-from spec.summary import LearnerSummary
+from spec.summary import Copies, LearnerSummary
 
 Style = Literal["solid", "dashed", "points"]
 _MOST_BARS = 40
@@ -150,7 +150,8 @@ def _blocked(record: RunRecord) -> Html | None:
     learners = record.summary.learners if record.summary else []
     if not learners:
         return None
-    columns = [_column(record, learner=one) for one in learners]
+    has_copies = any(one.copies for one in learners)
+    columns = [_column(record, learner=one, has_copies=has_copies) for one in learners]
     names = [
         "steps",
         "steps per second",
@@ -158,6 +159,7 @@ def _blocked(record: RunRecord) -> Html | None:
         *(f"blocked: {one.replace('_', ' ')}" for one in _CAUSES),
         "waits for data",
         "waits for services",
+        *(["copies of its data"] if has_copies else []),
         "checkpoints",
     ]
     rows = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
@@ -167,10 +169,15 @@ def _blocked(record: RunRecord) -> Html | None:
         " time a rank waited for data and services behind the first round; checkpoints with the median time each held"
         " it."
     )
+    if has_copies:
+        note += (
+            " Copies of its data: how often one was there, what was fetched and what was read without one, on the node"
+            " of rank 0 by all its processes."
+        )
     return el("div", el("h3", "Where the time went"), el("p", note, class_="lead"), shown)
 
 
-def _column(record: RunRecord, *, learner: LearnerSummary) -> list[Child]:
+def _column(record: RunRecord, *, learner: LearnerSummary, has_copies: bool) -> list[Child]:
     blocked = learner.blocked_seconds
     told = {
         "snapshot": blocked.snapshot,
@@ -188,7 +195,17 @@ def _column(record: RunRecord, *, learner: LearnerSummary) -> list[Child]:
     checkpoints = [count(len(saved)), " ", el("small", f"{duration(saved[len(saved) // 2])} each")] if saved else "0"
     waits = [percent(learner.waited.data), percent(learner.waited.services)]
     first = [count(learner.steps), number(learner.steps_per_second), number(learner.final_loss)]
-    return [*first, *causes, *waits, checkpoints]
+    copies = [_copies(learner.copies)] if has_copies else []
+    return [*first, *causes, *waits, *copies, checkpoints]
+
+
+def _copies(found: Copies | None) -> list[Child]:
+    if found is None:
+        return [MISSING]
+    told = f"{size(found.fetched_bytes)} fetched, {size(found.range_bytes)} by range"
+    if found.damaged:
+        told += f", {count(found.damaged)} damaged"
+    return [count(found.hits), " ", el("small", told)]
 
 
 def _last_blocked(record: RunRecord, *, learner: str, cause: str) -> float:

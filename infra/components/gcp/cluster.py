@@ -45,6 +45,8 @@ class RegionalClusterArgs:
     """The way out: nodes of the default pool already pull images."""
     account: pulumi.Input[str]
     """Service account of nodes."""
+    researchers: Sequence[str]
+    """Members who launch in it."""
     labels: dict[str, str]
     protect: bool
 
@@ -82,6 +84,10 @@ class RegionalCluster(pulumi.ComponentResource):
             workload_identity_config=container.ClusterWorkloadIdentityConfigArgs(
                 workload_pool=f"{args.project}.svc.id.goog"
             ),
+            authenticator_groups_config=_groups(args.researchers),
+            # Without it an internal load balancer has at most 250 nodes of the cluster behind it, whichever they are: a
+            # syncer on another node could not be reached.
+            enable_l4_ilb_subsetting=True,
             addons_config=_addons(config),
             monitoring_config=container.ClusterMonitoringConfigArgs(
                 enable_components=[*_METRICS, *(["DCGM"] if config.dcgm else [])],
@@ -154,6 +160,14 @@ def _authorized(config: ClusterConfig) -> container.ClusterMasterAuthorizedNetwo
             for one in config.authorized_ranges
         ],
     )
+
+
+def _groups(members: Sequence[str]) -> container.ClusterAuthenticatorGroupsConfigArgs | None:
+    """The one group through which a cluster resolves others in its role bindings; its name is GKE's to say."""
+    domains = [one.partition("@")[2] for one in members if one.startswith("group:")]
+    if not domains:
+        return None
+    return container.ClusterAuthenticatorGroupsConfigArgs(security_group=f"gke-security-groups@{domains[0]}")
 
 
 def _addons(config: ClusterConfig) -> container.ClusterAddonsConfigArgs:

@@ -25,9 +25,12 @@ OPERATOR_ROLES = (
 )  # fmt: skip
 """Operating clusters and pushing images. Applying stacks is another account's (docs/infrastructure.md lists its roles).
 """
-PREVIEWER_ROLES = ("roles/container.viewer", "roles/iam.securityReviewer", "roles/viewer")
+PREVIEWER_ROLES = (
+    "roles/container.viewer", "roles/iam.securityReviewer", "roles/serviceusage.serviceUsageConsumer", "roles/viewer",
+)  # fmt: skip
 """Reading what a preview compares with: the project's resources, its grants, and objects in clusters, whose endpoint
-`roles/viewer` alone does not let anybody connect to.
+`roles/viewer` alone does not let anybody connect to. A global stack charges its requests to the project, which takes
+the right to use its services.
 """
 LONGEST_ACCOUNT = 30
 """Characters of an account's id."""

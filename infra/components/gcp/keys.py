@@ -23,8 +23,8 @@ class KeysArgs:
     """Keys of an environment."""
 
     project: str
-    number: pulumi.Input[str]
-    """The project's number, which the storage service's account has in its name."""
+    storage: pulumi.Input[str]
+    """Member that is the storage service's own account, which must exist already."""
     keys: Config
     labels: dict[str, str]
 
@@ -42,12 +42,11 @@ class Keys(pulumi.ComponentResource):
             opts=options(self, kind="key"),
         )
         secrets, data = self._key(args, "secrets"), self._key(args, "data")
-        account = pulumi.Output.concat("service-", args.number, "@gs-project-accounts.iam.gserviceaccount.com")
         agent = kms.CryptoKeyIAMMember(
             "data-storage",
             crypto_key_id=data.id,
             role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
-            member=pulumi.Output.concat("serviceAccount:", account),
+            member=args.storage,
             opts=options(self),
         )
         self.data = Key(location=args.keys.location, id=data.id, ready=agent)

@@ -20,6 +20,7 @@ from spec.stack_region import Lustre
 READ = ("roles/storage.objectViewer", "roles/storage.legacyBucketReader")
 WRITE = ("roles/storage.objectUser", "roles/storage.legacyBucketReader")
 """On one bucket. The second role reads the bucket's own settings, which mounts and clients ask for first."""
+ABANDONED_DAYS = 7
 KEEP_ANYWAY = "2592000s"
 """Age below which no image is cleaned up."""
 LONGEST_FILESYSTEM = 8
@@ -100,7 +101,7 @@ class Storage(pulumi.ComponentResource):
             else None,
             soft_delete_policy=storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=int(wanted.soft_delete)),
             versioning=storage.BucketVersioningArgs(enabled=True) if wanted.versioning else None,
-            lifecycle_rules=[_delete_after(wanted.delete_after_days)] if wanted.delete_after_days else None,
+            lifecycle_rules=_lifecycle(wanted),
             encryption=storage.BucketEncryptionArgs(default_kms_key_name=key.id) if key else None,
             labels=args.labels,
             force_destroy=not args.protect,
@@ -178,11 +179,21 @@ def cluster_pods(cluster: str, *, project: str, number: str, location: str) -> s
     return f"principalSet://{pool}/kubernetes.cluster/{path}"
 
 
-def _delete_after(days: int) -> storage.BucketLifecycleRuleArgs:
-    return storage.BucketLifecycleRuleArgs(
-        action=storage.BucketLifecycleRuleActionArgs(type="Delete"),
-        condition=storage.BucketLifecycleRuleConditionArgs(age=days),
+def _lifecycle(wanted: Bucket) -> list[storage.BucketLifecycleRuleArgs]:
+    """Uploads that never ended are in no listing and on every bill."""
+    abandoned = storage.BucketLifecycleRuleArgs(
+        action=storage.BucketLifecycleRuleActionArgs(type="AbortIncompleteMultipartUpload"),
+        condition=storage.BucketLifecycleRuleConditionArgs(age=ABANDONED_DAYS),
     )
+    if wanted.delete_after_days is None:
+        return [abandoned]
+    old = storage.BucketLifecycleRuleArgs(
+        action=storage.BucketLifecycleRuleActionArgs(type="Delete"),
+        condition=storage.BucketLifecycleRuleConditionArgs(
+            age=wanted.delete_after_days, matches_prefixes=wanted.delete_below or None
+        ),
+    )
+    return [abandoned, old]
 
 
 def _mirror(host: str) -> artifactregistry.RepositoryRemoteRepositoryConfigArgs:

@@ -125,5 +125,9 @@ class KueueStack(pulumi.ComponentResource):
         declare(objects, parent=self, provider=self._args.provider, depends_on=[*self.ready, *after])
 
 
-_IN_TURN = ({"Topology", "WorkloadPriorityClass", "Cohort"}, {"ResourceFlavor"}, {"ClusterQueue"})
+_IN_TURN = (
+    {"Topology", "WorkloadPriorityClass", "Cohort", "ProvisioningRequestConfig"},
+    {"ResourceFlavor", "AdmissionCheck"},
+    {"ClusterQueue"},
+)
 """Kinds that refer to those before them: deleted in the other direction, or a finalizer would wait for its user."""

@@ -1,4 +1,4 @@
-"""Namespaces of a cluster, and what every pod in them needs: its account and the Secrets it refers to.
+"""Namespaces of a cluster, what every pod in them needs (its account and the Secrets it refers to), and who may launch.
 
 The account has no right in the cluster; its name alone is what the region's bucket knows it by (workload identity).
 Values of Secrets come from the stack's secret configuration and stay secret in the state; a Secret that is referred to
@@ -18,6 +18,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.components.k8s.objects import Objects, declare
+from infra.components.k8s.rights import rights_objects
 from infra.facts import NAMESPACE
 from manifests.labels import EXPERIMENTS
 from manifests.names import METRICS_PORT
@@ -118,6 +119,8 @@ class NamespacesArgs:
     names: Sequence[str]
     site: Site
     secrets: SecretValues = field(default_factory=dict[str, Mapping[str, pulumi.Input[str]]])
+    researchers: Sequence[str] = ()
+    """Who may launch there; nobody in the platform's own."""
     after: Sequence[pulumi.Resource] = ()
     """What must outlive them: the operators whose objects are in them."""
 
@@ -129,5 +132,6 @@ class Namespaces(pulumi.ComponentResource):
         super().__init__("gkr:k8s:Namespaces", name, None, opts)
         spaces = declare(namespace_objects(args.names), parent=self, provider=args.provider, depends_on=args.after)
         content = content_objects(args.names, site=args.site, secrets=args.secrets)
+        content += rights_objects(args.names, researchers=args.researchers)
         declare(content, parent=self, provider=args.provider, depends_on=spaces)
         self.register_outputs({"names": list(args.names)})

@@ -6,11 +6,14 @@ Rules learned from Kueue 0.17 on real clusters:
   order a waiting job is reported with the flavors that its head did not fit, not with what it lacks.
 - Tolerations are in the pod templates, not here: with them only in the flavor a job is admitted and evicted in a loop.
 - One resource group covers all that pods ask for; an undeclared resource would keep every job out.
+
+Machines of a queued pool come only when somebody asks for all nodes of a job at once: an admission check makes Kueue
+ask, and admits the job when they are there. Without it the job would be admitted at once and its pods wait for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from infra.components.k8s.objects import Objects
@@ -28,6 +31,10 @@ API = "kueue.x-k8s.io/v1beta2"
 TOPOLOGY = "gke-default"
 GPU_TAINT = {"key": GPU_RESOURCE, "value": "present", "effect": "NoSchedule"}
 """What GKE puts on nodes with GPUs."""
+QUEUED_TAINT = {"key": "cloud.google.com/gke-queued", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+"""What GKE puts on nodes of a queued pool, as pods tolerate it."""
+PROVISIONING = "queued-provisioning.gke.io"
+"""Class of requests for such nodes."""
 RESOURCES = ("cpu", "memory", GPU_RESOURCE, "ephemeral-storage")
 POOL_LABEL = "cloud.google.com/gke-nodepool"
 LOCAL_SSD_GIB = 375
@@ -44,10 +51,11 @@ def queue_objects(kueue: Kueue, *, region: RegionFacts, holdings: Holdings) -> O
     cohorts = dict.fromkeys(queue.cohort for queue in kueue.queues if queue.cohort)
     return [
         *([_topology(kueue)] if topology else []),
-        *(flavor(pool, pools=region.pools, topology=topology) for pool in pools),
+        *(one for pool in pools if pool.name in region.queued for one in _provisioning(pool, region=region)),
+        *(_flavor(pool, region=region, topology=topology) for pool in pools),
         *(_priority(name, value) for name, value in kueue.priorities.items()),
         *({"apiVersion": API, "kind": "Cohort", "metadata": {"name": name}, "spec": {}} for name in cohorts),
-        *(_cluster_queues(kueue, pools=pools, holdings=holdings)),
+        *(_cluster_queues(kueue, pools=pools, holdings=holdings, queued=region.queued)),
     ]
 
 
@@ -69,18 +77,45 @@ def queued_pools(kueue: Kueue, *, region: RegionFacts) -> list[MachinePool]:
     return sorted((pool for pool in region.pools if pool.name in named), key=lambda pool: not pool.row.gpus)
 
 
-def flavor(pool: MachinePool, *, pools: Sequence[MachinePool], topology: bool) -> dict[str, Any]:
+def _flavor(pool: MachinePool, *, region: RegionFacts, topology: bool) -> dict[str, Any]:
     """A pool's machines, as Kueue finds them. By the pool's own label only where two pools have one machine type."""
     row = pool.row
     labels = {ACCELERATOR: row.accelerator} if row.gpus else {INSTANCE_TYPE: row.machine_type}
-    if sum(one.machine == pool.machine for one in pools) > 1:
+    if sum(one.machine == pool.machine for one in region.pools) > 1:
         labels[POOL_LABEL] = pool.name
     spec: dict[str, Any] = {"nodeLabels": labels}
     if row.gpus:
         spec["nodeTaints"] = [dict(GPU_TAINT)]
         if topology:
             spec["topologyName"] = TOPOLOGY
+    if pool.name in region.queued:
+        spec["tolerations"] = [dict(QUEUED_TAINT)]
     return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": pool.name}, "spec": spec}
+
+
+def _provisioning(pool: MachinePool, *, region: RegionFacts) -> Objects:
+    """The check that a job of a queued pool waits for, and what it asks GKE for. Only pods with GPUs are asked for:
+    heads run on machines that are there.
+    """
+    config = {"apiGroup": API.split("/")[0], "kind": "ProvisioningRequestConfig", "name": pool.name}
+    return [
+        {
+            "apiVersion": API,
+            "kind": "ProvisioningRequestConfig",
+            "metadata": {"name": pool.name},
+            "spec": {
+                "managedResources": [GPU_RESOURCE],
+                "parameters": {"maxRunDurationSeconds": str(region.queued[pool.name])},
+                "provisioningClassName": PROVISIONING,
+            },
+        },
+        {
+            "apiVersion": API,
+            "kind": "AdmissionCheck",
+            "metadata": {"name": pool.name},
+            "spec": {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": config},
+        },
+    ]
 
 
 def node_amounts(pool: MachinePool) -> dict[str, int]:
@@ -100,14 +135,24 @@ def shared_machine(row: Machine) -> bool:
     return row.oversubscribable
 
 
-def _cluster_queues(kueue: Kueue, *, pools: Sequence[MachinePool], holdings: Holdings) -> Objects:
+def _cluster_queues(
+    kueue: Kueue, *, pools: Sequence[MachinePool], holdings: Holdings, queued: Collection[str]
+) -> Objects:
     left = {gpu: dict(held) for gpu, held in holdings.items()}
-    return [_cluster_queue(queue, pools=pools, left=left) for queue in kueue.queues]
+    there = {pool.name: pool.nodes for pool in pools}
+    return [_cluster_queue(queue, pools=pools, left=left, there=there, queued=queued) for queue in kueue.queues]
 
 
-def _cluster_queue(queue: Queue, *, pools: Sequence[MachinePool], left: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _cluster_queue(
+    queue: Queue,
+    *,
+    pools: Sequence[MachinePool],
+    left: dict[str, dict[str, float]],
+    there: dict[str, int],
+    queued: Collection[str],
+) -> dict[str, Any]:
     flavors = [
-        {"name": pool.name, "resources": _quotas(queue, pool, left=left)}
+        {"name": pool.name, "resources": _quotas(queue, pool, left=left, there=there)}
         for pool in pools
         if pool.name in queue.nodes or pool.name in queue.borrow_nodes
     ]
@@ -116,6 +161,9 @@ def _cluster_queue(queue: Queue, *, pools: Sequence[MachinePool], left: dict[str
         "preemption": {"withinClusterQueue": "LowerPriority" if queue.preempt_lower else "Never"},
         "resourceGroups": [{"coveredResources": list(RESOURCES), "flavors": flavors}],
     }
+    checks = [{"name": one["name"], "onFlavors": [one["name"]]} for one in flavors if one["name"] in queued]
+    if checks:
+        spec["admissionChecksStrategy"] = {"admissionChecks": checks}
     if queue.cohort:
         spec["cohortName"] = queue.cohort
         # What it lent comes back to a queue when its own experiments ask for it.
@@ -123,12 +171,16 @@ def _cluster_queue(queue: Queue, *, pools: Sequence[MachinePool], left: dict[str
     return {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": queue.name}, "spec": spec}
 
 
-def _quotas(queue: Queue, pool: MachinePool, *, left: dict[str, dict[str, float]]) -> list[dict[str, str]]:
-    """Quota of each resource: the queue's nodes, less what the platform holds of such machines.
+def _quotas(
+    queue: Queue, pool: MachinePool, *, left: dict[str, dict[str, float]], there: dict[str, int]
+) -> list[dict[str, str]]:
+    """Quota of each resource: the queue's nodes as far as the pool has them, less what the platform holds of such
+    machines. A pool whose reservation has not been delivered has none yet, whatever a queue is promised.
 
     The first queue that hands out a machine type gives up the platform's share of it.
     """
-    nodes = queue.nodes.get(pool.name, 0)
+    nodes = min(queue.nodes.get(pool.name, 0), there[pool.name])
+    there[pool.name] -= nodes
     amounts = node_amounts(pool)
     count = min(nodes, 1) if shared_machine(pool.row) else nodes
     borrow = queue.borrow_nodes.get(pool.name)

@@ -1,8 +1,12 @@
 """Sick GPUs: what is collected, who is told, and what the health controller may do.
 
 GKE's device plugin watches the driver and sets the node condition XidCriticalError; by default it takes a GPU away for
-one error only, so the others are named here, alerted on, and the controller may cordon. Reporting a host to Google
-takes it away for days and is rate limited: nothing here does it.
+one error only, so the others are named here, the condition is alerted on, and the controller may cordon. Reporting a
+host to Google takes it away for days and is rate limited: nothing here does it.
+
+Alerts ask for what is collected. GKE's DCGM exporter has utilisation, memory, temperature, power, clock and traffic,
+and no field for XIDs, ECC or NVLink errors; its kube-state metrics have none of nodes. The condition of nodes is one of
+GKE's own metrics, by another name and with other labels. An alert on a series that nobody writes is never sent.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from spec.stack_platform import Health
 CONTROLLER = "gkr-health"
 CONDITION = "XidCriticalError"
 XID_CONFIG = "xid-config"
+DRAIN = "Cordon the node, let its experiment move, reset the GPU or report the host (docs: a sick GPU)."
 _MONITORING = "monitoring.googleapis.com/v1"
 
 
@@ -117,28 +122,42 @@ def alerts(health: Health, *, cluster: str) -> list[Alert]:
     """Alerts of one cluster."""
     only = f'cluster="{cluster}"'
     after = seconds(health.alert_after)
-    xids = " or ".join(f"DCGM_FI_DEV_XID_ERRORS{{{only}}} == {one}" for one in sorted(set(health.critical_xids)))
-    drain = "Cordon the node, let its experiment move, reset the GPU or report the host (docs: a sick GPU)."
+    held = f'{only},pod!=""'  # a GPU that no pod holds has an empty one
     found = [
-        Alert("ecc", "GPU memory errors that could not be corrected",
-              f"increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{{{only}}}[10m]) > 0", after, drain),
-        Alert("nvlink", "NVLink errors between GPUs of a node",
-              f"increase(DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL{{{only}}}[10m]) > 100", 600, drain),
         Alert("temperature", f"GPU above {health.max_temperature_celsius} degrees",
               f"DCGM_FI_DEV_GPU_TEMP{{{only}}} > {health.max_temperature_celsius}", 300,
               "It throttles and slows its whole experiment; look at its neighbours before reporting the host."),
+        Alert("throttle", f"Busy GPU below {health.min_clock_mhz} MHz",
+              f"DCGM_FI_DEV_SM_CLOCK{{{only}}} < {health.min_clock_mhz} and "
+              f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{only}}} > 0.5", 600,
+              "It slows its whole experiment: look at its power limit and temperature with nvidia-smi -q."),
         Alert("idle", "GPUs admitted to experiments and not used",
-              f"avg by (node) (DCGM_FI_DEV_GPU_UTIL{{{only}}}) < 5 and on (node) "
-              f'kube_pod_container_resource_requests{{{only},resource="nvidia_com_gpu"}} > 0', 1800,
+              f"avg by (Hostname) (DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{held}}}) < 0.02", 1800,
               "`gkr ps` names the experiment; a hung one is ended by its own deadlines."),
     ]  # fmt: skip
     if health.watch_xid:
-        condition = f'kube_node_status_condition{{{only},condition="{CONDITION}",status="true"}} == 1'
-        found += [
-            Alert("xid", "GPU driver errors that need a reset", xids, after, drain),
-            Alert("condition", f"Node condition {CONDITION}", condition, after, drain),
-        ]
+        found.append(
+            Alert("condition", f"Node condition {CONDITION}",
+                  f'kubernetes_io:node_status_condition{{monitored_resource="k8s_node",cluster_name="{cluster}",'
+                  f'condition="{CONDITION}",status="True"}} == 1', after, DRAIN)
+        )  # fmt: skip
+    if health.own_exporter:
+        found += _errors(health, only=only, after=after)
     return sorted(found, key=lambda one: one.name)
+
+
+def _errors(health: Health, *, only: str, after: int) -> list[Alert]:
+    """On fields that only an exporter of one's own has."""
+    xids = " or ".join(f"DCGM_FI_DEV_XID_ERRORS{{{only}}} == {one}" for one in sorted(set(health.critical_xids)))
+    found = [
+        Alert("ecc", "GPU memory errors that could not be corrected",
+              f"increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{{{only}}}[10m]) > 0", after, DRAIN),
+        Alert("nvlink", "NVLink errors between GPUs of a node",
+              f"increase(DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL{{{only}}}[10m]) > 100", 600, DRAIN),
+    ]  # fmt: skip
+    if health.watch_xid:
+        found.append(Alert("xid", "GPU driver errors that need a reset", xids, after, DRAIN))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +213,7 @@ class HealthRules(pulumi.ComponentResource):
             combiner="OR",
             conditions=[condition],
             documentation=gcp.monitoring.AlertPolicyDocumentationArgs(content=alert.advice, mime_type="text/markdown"),
-            severity="WARNING" if alert.name in ("idle", "temperature") else "ERROR",
+            severity="WARNING" if alert.name in ("idle", "temperature", "throttle") else "ERROR",
             notification_channels=list(args.channels),
             user_labels=args.labels,
             opts=pulumi.ResourceOptions(parent=self, provider=args.google),

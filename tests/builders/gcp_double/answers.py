@@ -63,6 +63,10 @@ def looked_up(token: str, arguments: Inputs) -> dict[str, Any] | None:
     if token == "gcp:organizations/getProject:getProject":
         project = str(arguments.get("projectId", ""))
         return {"id": f"projects/{project}", "number": project_number(project), "projectId": project, "name": project}
+    if token == "gcp:storage/getProjectServiceAccount:getProjectServiceAccount":
+        project = str(arguments.get("project", ""))
+        email = f"service-{project_number(project)}@gs-project-accounts.iam.gserviceaccount.com"
+        return {"id": email, "emailAddress": email, "member": f"serviceAccount:{email}", "project": project}
     return None
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gkr.loading import load_plan
+from gkr.local.launcher import create_run
 from gkr.runs import find_run, supervisor_pid
 from tests.builders import local_runs, standins
+from tests.builders.synthetic_run import write_synthetic_run
 
 
 @pytest.fixture
@@ -37,6 +40,7 @@ def test_launch_follows_to_the_end_and_its_exit_code_is_the_fate(place: Path) ->
         "run preparing",
         "east: attempt 1 with 2 ranks",
         "east: step 10",
+        "warning: the driver of west ended with SIGKILL; it is started again as attempt 2",
         "recovered: driver of west (SIGKILL)",
     ):
         assert line in ended.stderr
@@ -116,9 +120,35 @@ def test_a_lost_run_says_so_and_can_be_resumed_as_a_further_attempt(place: Path)
     listed = local_runs.gkr("ps", cwd=place)
     assert "lost" in listed.stdout
     assert f"gkr resume {run.name}" in listed.stderr
+    told = json.loads(local_runs.gkr("why", "-o", "json", cwd=place).stdout)["verdicts"]
+    assert [(one["verdict"], one["action"]) for one in told] == [
+        ("the run is lost", f"`gkr resume {run.name}` goes on from its checkpoints")
+    ] * 2
+    synced = json.loads(local_runs.gkr("sync", "-o", "json", cwd=place).stdout)["sync"]
+    assert (synced["state"], [one["stage"] for one in synced["fragments"]]) == ("ENDED", [""])
+    described = local_runs.gkr("describe", cwd=place).stdout
+    assert "ended" in described
+    assert "training" not in described
     ended = local_runs.gkr("resume", run.name, cwd=place, **more)
     assert ended.returncode == 0, ended.stderr
     assert (run.path / "logs/east/2/driver-0.log").exists()
+
+
+def test_a_run_is_cancelled_before_its_supervisor_owns_it(place: Path) -> None:
+    more = _script(place, {"syncer": ["serve"], "east": ["wait"], "west": ["wait"]})
+    run = create_run(load_plan(place / "digits.yaml"), root=place / "runs")
+    cancelling = local_runs.start("gkr", "cancel", run.name, cwd=place)
+    supervisor = None
+    try:
+        local_runs.wait_until((run.path / "state" / "cancel").exists, "the request")
+        supervisor = local_runs.start("gkr.local.supervisor", f"{run.path}", cwd=place, **more)
+        said, _ = cancelling.communicate(timeout=local_runs.DEADLINE_SECONDS)
+        assert (cancelling.returncode, said) == (0, f"run {run.name} cancelled\n")
+        supervisor.communicate(timeout=local_runs.DEADLINE_SECONDS)
+        assert supervisor.returncode == 103
+    finally:
+        for process in filter(None, (cancelling, supervisor)):
+            local_runs.end(process)
 
 
 def _started(folder: Path) -> list[str]:
@@ -159,3 +189,33 @@ def test_completion_prints_a_script(tmp_path: Path, shell: str) -> None:
 def test_version_as_text_and_data(tmp_path: Path) -> None:
     assert "python 3." in local_runs.gkr("version", cwd=tmp_path).stdout
     assert "torch" in json.loads(local_runs.gkr("version", "-o", "json", cwd=tmp_path).stdout)
+
+
+def test_the_report_opens_in_the_browser_also_from_a_relative_folder(tmp_path: Path) -> None:
+    write_synthetic_run(tmp_path / "runs")
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path / "opened"}\n')
+    browser.chmod(0o755)
+    ended = local_runs.gkr("report", "--open", cwd=tmp_path, BROWSER=f"{browser} %s")
+    assert ended.returncode == 0, ended.stderr
+    local_runs.wait_until((tmp_path / "opened").exists, "the browser")
+    page = tmp_path / ended.stdout.strip()
+    assert page.is_file()
+    local_runs.wait_until(lambda: (tmp_path / "opened").read_text() == f"{page.as_uri()}\n", "the page's address")
+
+
+def test_without_a_browser_the_report_is_left_to_the_person(tmp_path: Path) -> None:
+    write_synthetic_run(tmp_path / "runs")
+    ended = local_runs.gkr("report", "--open", cwd=tmp_path, BROWSER="false %s")
+    assert ended.returncode == 0
+    assert ended.stdout.endswith("report.html\n")
+    assert "no browser could be opened" in ended.stderr
+
+
+def test_a_shared_service_asks_for_nothing_in_the_plan(tmp_path: Path) -> None:
+    recipes = local_runs.REPOSITORY / "recipes"
+    line = ["plan", f"{recipes / 'portrait-2b.yaml'}", "--facts", f"{recipes / 'example-facts.json'}"]
+    planned = local_runs.gkr(*line, cwd=tmp_path, WANDB_API_KEY="x")
+    assert planned.returncode == 0, planned.stderr
+    rows = [line.split() for line in planned.stdout.splitlines()]
+    assert ["judge", "evaluate", "east", "shared", "-", "-"] in rows

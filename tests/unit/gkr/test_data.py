@@ -95,12 +95,14 @@ def test_interrupted_it_leaves_nobody_behind_and_the_next_one_goes_on(tmp_path: 
     ("line", "want", "code"),
     [
         (("prepare", "nowhere"), "there is nothing to read", 100),
-        (("prepare", "pictures", "--min-side", "0"), "min_side: Input should be greater than or equal to 1", 3),
+        (("prepare", "pictures", "--min-side", "0"), "--min-side: 0 is refused: Input should be greater", 3),
         (("prepare", "pictures", "--shard-bytes", "5"), "has no unit", 3),
         (("prepare", "pictures", "--to", "pictures/made"), "inside its source", 3),
-        (("prepare", "pictures", "--by", "preparer"), "needs --directory", 3),
+        (("prepare", "pictures", "--by", "preparer"), "--by preparer needs --services", 3),
+        (("prepare", "pictures", "--services", "none.json", "--by", "x"), "--services: there is no file none.json", 3),
         (("prepare", "pictures", "--latents", "64x64"), "latents need an autoencoder", 3),
-        (("prepare", "pictures", "--latents", "64"), "latents: String should match", 3),
+        (("prepare", "pictures", "--latents", "64"), "--latents: 64 is refused: expected WIDTHxHEIGHT", 3),
+        (("cache", "--folder", "pictures"), "there is no cache in", 102),
         (("inspect", "nowhere"), "manifest does not exist", 100),
         (("inspect", "nowhere", "--samples", "0"), "look at 1 image at least", 3),
     ],
@@ -111,6 +113,7 @@ def test_what_a_person_can_get_wrong(place: Path, line: tuple[str, ...], want: s
     assert want in ended.stderr
     assert "hint:" in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert not (place / "pictures" / "objects").exists()
 
 
 def test_an_error_can_be_read_by_programs(place: Path) -> None:

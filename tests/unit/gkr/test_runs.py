@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from gkr.runs import find_run, list_runs, process_birth, read_state
+from gkr.runs import START_SECONDS, find_run, list_runs, process_birth, read_state
 from spec.errors import NotFoundError
 from tests.builders import local_runs
 
@@ -81,5 +82,19 @@ def test_a_run_is_alive_only_with_the_very_process_that_announced_itself(root: P
     assert read_state(folder).status == "lost", "a reused process id is not the supervisor"
 
 
-def test_a_run_that_has_said_nothing_yet_is_starting(root: Path) -> None:
-    assert read_state(root / "digits" / "20261201-090000-fff000").status == "starting"
+def test_a_run_that_has_said_nothing_yet_is_starting_and_after_a_while_it_never_will(root: Path) -> None:
+    folder = root / "digits" / "20261201-090000-fff000"
+    os.utime(folder / "plan.json")
+    assert read_state(folder).status == "starting"
+    long_ago = time.time() - START_SECONDS - 1
+    os.utime(folder / "plan.json", (long_ago, long_ago))
+    state = read_state(folder)
+    assert (state.status, state.reason) == ("lost", "its supervisor never started")
+
+
+def test_a_lost_run_lived_until_its_last_event(root: Path) -> None:
+    folder = root / "digits" / "20261201-090000-fff000"
+    _write(folder, '{"kind":"run_status","time":100,"status":"running"}', '{"kind":"step","time":160}')
+    os.utime(folder / "events.jsonl", (160, 160))
+    state = read_state(folder)
+    assert (state.status, state.started, state.changed) == ("lost", 100, 160)

@@ -66,6 +66,27 @@ def test_the_previewers_roles_are_the_ones_that_the_guide_grants_by_hand() -> No
     assert set(re.findall(r"roles/[\w.]+", row[1])) == set(PREVIEWER_ROLES)
 
 
+def test_the_commands_that_grant_roles_are_those_of_the_table() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    for account in ("preview", "deploy"):
+        rows = re.search(rf"^\| `gkr-{account}` \|.*\n(?:\| \|.*\n)*", text, re.MULTILINE)
+        assert rows
+        table = set(re.findall(r"roles/([\w.]+)", rows[0]))
+        lines = text.replace("\\\n", " ").splitlines()
+        granted = {role for line in lines for role in _words(line, "grant", account)}
+        bucket, key = next(found for line in lines if (found := _words(line, "state", account)))
+        granted |= {f"storage.{bucket}", f"cloudkms.{key}"}
+        bound = rf"billing accounts.*account {account}\) --role=roles/([\w.]+)"
+        granted.update(match[1] for line in lines if (match := re.search(bound, line)))
+        assert granted == table
+
+
+def _words(line: str, command: str, account: str) -> list[str]:
+    """What a command of the guide's own is given for an account."""
+    words = line.split()
+    return words[2:] if words[:2] == [command, account] else []
+
+
 def test_the_rules_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "python -m infra.policy --list" in PAGES[0].read_text(encoding="utf-8")
     assert policy_main(["--list"]) == 0

@@ -17,6 +17,7 @@ from infra.policy.stacks import settings_for
 from infra.programs import program
 from spec.stack import GlobalStack, RegionStack
 from tests.builders.platforms import run_platform
+from tests.builders.recorded_clouds import LOOKUPS
 from tests.builders.recorded_stack import RecordedStack, record
 from tests.builders.stack_files import NAMES, shipped
 
@@ -26,7 +27,6 @@ ENVIRONMENT = GlobalFacts(
     project_number="123456789012", network="projects/example/global/networks/gkr", network_name="gkr",
     pods="10.64.0.0/10", node_account="gkr-nodes@example.iam.gserviceaccount.com",
 )  # fmt: skip
-LOOKUPS = {"gcp:organizations/getProject:getProject": {"number": "123456789012", "projectId": "example"}}
 
 
 def cluster_outputs(name: str, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -291,6 +291,51 @@ def test_no_label_lifts_a_failed_preview(tmp_path: Path) -> None:
     assert main([str(file), "--label", "allow-loss", "--label", "allow-policy"]) == 6
 
 
+WAITS = "error: prod.us-east5: stack prod.us-east5 has no output facts: it was never brought up, or has been taken down"
+
+
+def failing(*messages: str) -> str:
+    """A preview whose program ended with these errors, as the engine writes it."""
+    diagnostics = [{"severity": "error", "message": one} for one in messages]
+    return json.dumps({"steps": [], "diagnostics": diagnostics, "changeSummary": {}})
+
+
+def test_a_platform_whose_region_is_not_up_waits_for_it_and_its_pull_request_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new region lands with its two files: the second cannot be previewed before the first is up."""
+    file = tmp_path / "preview.json"
+    file.write_text(failing(WAITS, WAITS.replace("error:", "error: an unhandled error occurred:"), "preview failed"))
+    call = [f"{file}", "--stack", "prod.us-east5.platform", "--engine-code", "255"]
+    assert main(call) == 0
+    said = capsys.readouterr().out
+    assert "prod.us-east5.platform: can be previewed once prod.us-east5 is up" in said
+    assert "Blocked" not in said
+    assert main([*call, "--before-up"]) == 6
+    assert main([*call, "--expect-no-changes"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("stack", "messages"),
+    [
+        ("prod.us-east5.platform", [WAITS, "error: a chart could not be pulled"]),
+        ("prod.us-central1.platform", [WAITS]),
+        ("prod.us-east5", [WAITS]),
+    ],
+)
+def test_any_other_error_fails_it(stack: str, messages: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "preview.json"
+    file.write_text(failing(*messages))
+    assert main([f"{file}", "--stack", stack]) == 6
+
+
+def test_an_engine_that_failed_without_a_word_blocks_the_change(tmp_path: Path) -> None:
+    file = tmp_path / "preview.json"
+    file.write_text(CASES["no-change"]().text)
+    assert main([str(file)]) == 0
+    assert main([str(file), "--engine-code", "255"]) == 6
+
+
 def test_drift_is_any_change_at_all(tmp_path: Path) -> None:
     file = tmp_path / "preview.json"
     file.write_text(CASES["nodes-added"]().text)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +111,114 @@ def test_no_expression_is_pasted_into_a_script() -> None:
             assert "${{" not in step.get("run", ""), step
 
 
-def test_paths_that_change_stacks_start_both_workflows() -> None:
+def test_paths_that_change_stacks_start_a_deployment() -> None:
     from infra.review.affected import EVERYTHING
 
-    for stem, event in (("preview", "pull_request"), ("deploy", "push")):
-        document = read(ROOT / ".github" / "workflows" / f"{stem}.yml")
-        paths = (document.get("on") or document[True])[event]["paths"]
-        for one in (*EVERYTHING, "stacks"):
-            assert one in paths or f"{one}/**" in paths
+    document = read(ROOT / ".github" / "workflows" / "deploy.yml")
+    paths = (document.get("on") or document[True])["push"]["paths"]
+    for one in (*EVERYTHING, "stacks"):
+        assert one in paths or f"{one}/**" in paths
+
+
+def test_the_required_check_runs_on_every_pull_request() -> None:
+    """Branch protection waits for a check that no run reports, and a workflow whose paths do not match never runs."""
+    path = ROOT / ".github" / "workflows" / "preview.yml"
+    assert "reviewed" in jobs(path)
+    assert jobs(path)["reviewed"]["if"] == "always()"
+    document = read(path)
+    assert set((document.get("on") or document[True])["pull_request"]) == {"types"}
+
+
+GH = """\
+#!/bin/sh
+case "$*" in
+  "run list --workflow deploy.yml --branch main --status success"*) cat deployed ;;
+  "api repos/owner/name/commits/"*"/pulls "*) commit=${2#repos/owner/name/commits/}; cat "labels-${commit%/pulls}" ;;
+  *) echo "the double does not know: $*" >&2; exit 1 ;;
+esac
+"""
+"""In gh's place: the last deployment that succeeded, and the labels of each commit's pull request."""
+
+
+class Landed:
+    """A clone whose main got some pull requests, and the step that plans their deployment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "gh").write_text(GH, encoding="utf-8")
+        (folder / "gh").chmod(0o755)
+        python = folder / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+        shutil.copytree(ROOT / "stacks", folder / "stacks")
+        self.git("init", "--quiet", "--initial-branch=main")
+        (folder / ".git" / "info" / "exclude").write_text("/*\n!/stacks\n", encoding="utf-8")
+
+    def git(self, *words: str) -> str:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false")
+        command = ["git", *identity, *words]
+        return subprocess.run(
+            command, cwd=self.folder, check=True, capture_output=True, text=True, timeout=30
+        ).stdout.strip()
+
+    def land(self, stack: str, *labels: str) -> str:
+        path = self.folder / "stacks" / f"Pulumi.{stack}.yaml"
+        path.write_text(path.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+        self.git("add", "stacks")
+        self.git("commit", "--quiet", "--message", stack)
+        commit = self.git("rev-parse", "HEAD")
+        (self.folder / f"labels-{commit}").write_text("".join(f"{one}\n" for one in labels), encoding="utf-8")
+        return commit
+
+    def planned(self, *, deployed: str, everything: str = "") -> tuple[set[str], list[str]]:
+        """Targets of all waves, and labels."""
+        (self.folder / "deployed").write_text(deployed, encoding="utf-8")
+        output = self.folder / "output"
+        output.unlink(missing_ok=True)
+        [step] = [
+            one for one in jobs(ROOT / ".github/workflows/deploy.yml")["plan"]["steps"] if one.get("id") == "plan"
+        ]
+        environment = {
+            "PATH": f"{self.folder}:/usr/bin:/bin", "PYTHONPATH": f"{ROOT}", "GITHUB_OUTPUT": f"{output}",
+            "GITHUB_SHA": self.git("rev-parse", "HEAD"), "GH_REPO": "owner/name", "ALL": everything,
+        }  # fmt: skip
+        command = ["bash", "-euo", "pipefail", "-c", step["run"]]
+        subprocess.run(command, cwd=self.folder, env=environment, check=True, timeout=60)
+        said = dict(line.split("=", 1) for line in output.read_text(encoding="utf-8").splitlines())
+        return {one for wave in json.loads(said["waves"]).values() for one in wave}, json.loads(said["labels"])
+
+
+def test_a_deployment_brings_up_all_that_landed_since_the_last_one_that_succeeded(tmp_path: Path) -> None:
+    """The run of the push in between may have failed, or made way for a newer one while it waited."""
+    landed = Landed(tmp_path)
+    first = landed.land("prod.us-east5")
+    landed.land("prod.us-central1", "allow-loss")
+    last = landed.land("dev.us-east4")
+    assert landed.planned(deployed=first) == ({"prod.us-central1", "dev.us-east4"}, ["allow-loss"])
+    assert landed.planned(deployed=last) == (set(), [])
+    every = {"dev.global", "dev.us-east4", "prod.global", "prod.us-central1", "prod.us-east5"}
+    for deployed in ("", "0" * 40):  # none yet, or one of a history that was rewritten
+        assert landed.planned(deployed=deployed) == (every, [])
+    assert landed.planned(deployed=last, everything="true")[0] == every
+
+
+def test_a_job_may_pull_the_charts_that_the_stacks_name(tmp_path: Path) -> None:
+    """The step itself, with a double in gcloud's place that writes down what it is asked for."""
+    [step] = [one for one in read(ACTION)["runs"]["steps"] if "configure-docker" in one.get("run", "")]
+    gcloud = tmp_path / "gcloud"
+    gcloud.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n', encoding="utf-8")
+    gcloud.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", step["run"]], cwd=ROOT, env=environment, check=True, timeout=30)
+    words = (tmp_path / "asked").read_text(encoding="utf-8").split()
+    charts = [path.read_text(encoding="utf-8") for path in (ROOT / "stacks").glob("Pulumi.*.platform.yaml")]
+    hosts = {host for text in charts for host in re.findall(r"oci://([^/]+)", text)}
+    assert hosts
+    assert set(words[-1].split(",")) == hosts
+    (tmp_path / "asked").unlink()
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks" / "Pulumi.local.global.yaml").touch()
+    subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", step["run"]], cwd=tmp_path, env=environment, check=True, timeout=30
+    )
+    assert not (tmp_path / "asked").exists()

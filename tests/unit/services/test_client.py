@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from services.client import LocalClient, ServiceClient
 from services.directory import write_directory
@@ -199,6 +203,46 @@ def test_what_cannot_travel_is_refused_before_it_is_sent(tmp_path: Path) -> None
             client.submit("echo", args, reply=EchoReply, tensors={"x": np.array([object()])}, deadline_seconds=1)
 
 
+@pytest.mark.parametrize("text", ["half a pair: \ud83d"])
+def test_a_text_that_cannot_travel_is_refused_before_it_is_sent(tmp_path: Path, text: str) -> None:
+    with (
+        closing(ServiceClient(tmp_path / "directory.json", service="echo", identity="rank-0")) as client,
+        pytest.raises(RefusedError, match="cannot be encoded"),
+    ):
+        ask(client, text)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e30])
+def test_a_deadline_that_is_none_is_refused_and_the_client_goes_on(tmp_path: Path, seconds: float) -> None:
+    """It broke the thread that sends, or left a request behind that took a credit for ever."""
+    path = tmp_path / "directory.json"
+    with Server(Echo(context(tmp_path)), queue_depth=1, incarnation=1) as server:
+        publish(path, (1, server.endpoint), epoch=1)
+        with closing(ServiceClient(path, service="echo", identity="rank-0")) as client:
+            with pytest.raises(RefusedError, match=re.escape(f"a deadline of {seconds} s")):
+                ask(client, "x", deadline_seconds=seconds)
+            assert ask(client, "y").result(SECONDS).body.text == "y"
+
+
+@pytest.mark.parametrize("secret", [b"", b"s" * 32])
+def test_a_replica_of_another_protocol_version_is_named_with_both_versions(tmp_path: Path, secret: bytes) -> None:
+    path = tmp_path / "directory.json"
+    with zmq.Context[Any]() as zmq_context, zmq_context.socket(zmq.ROUTER) as other:
+        other.setsockopt(zmq.RCVTIMEO, int(SECONDS * 1000))
+        other.bind("tcp://127.0.0.1:*")
+        endpoint = other.getsockopt_string(zmq.LAST_ENDPOINT)
+        one = Replica(
+            service="echo", kind="encode", index=0, endpoint=endpoint, incarnation=1, sealed=bool(secret)
+        )  # fmt: skip
+        write_directory(path, directory=Directory(epoch=1, replicas=[one]))
+        with closing(ServiceClient(path, service="echo", identity="rank-0", secret=secret)) as client:
+            future = ask(client, "x", deadline_seconds=2)
+            route = other.recv_multipart()[0]
+            other.send_multipart([route, msgspec.msgpack.encode([9, ["another", "header"], {}])])
+            with pytest.raises(UnreachableError, match=r"protocol version 9; this side speaks \d"):
+                future.result(SECONDS)
+
+
 def test_too_many_waiting_requests_are_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "directory.json"
     with closing(ServiceClient(path, service="echo", identity="rank-0", max_waiting=2)) as client:
@@ -260,3 +304,9 @@ def test_the_local_client_refuses_like_a_remote_one(tmp_path: Path) -> None:
     assert refusal.value.hint == "send another text"
     with pytest.raises(RefusedError):
         client.submit("echo", EchoArgs(text="refuse"), reply=EchoReply, deadline_seconds=1).result(0)
+
+
+def test_the_local_client_breaks_like_a_remote_one(tmp_path: Path) -> None:
+    future = local(tmp_path).submit("echo", EchoArgs(text="break"), reply=EchoReply, deadline_seconds=1)
+    with pytest.raises(RefusedError, match="echo failed: ZeroDivisionError: a bug"):
+        future.result(0)

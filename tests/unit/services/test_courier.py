@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Generator
@@ -15,6 +16,7 @@ import pytest
 from services.client import ServiceClient
 from services.server import Server
 from services.service import Reply
+from spec.errors import RefusedError, UnreachableError
 from tests.builders.echo import Echo, Gated, context
 from tests.unit.services.test_client import ask, publish
 
@@ -117,6 +119,54 @@ def test_waiting_in_a_callback_is_refused_instead_of_waiting_for_oneself(tmp_pat
 
         ask(client, "first").add_done_callback(wait_for_another)
         assert "must not wait" in str(trouble.result(SECONDS))
+        assert ask(client, "third").result(SECONDS).body.text == "third"
+
+
+def test_asking_in_a_callback_for_what_ended_another_request_is_refused_too(tmp_path: Path) -> None:
+    """It waited for the thread that it had stopped, and with it everybody else."""
+    trouble: Future[BaseException] = Future()
+
+    with asking(tmp_path) as client:
+
+        def look_at_another(_: Future[Reply]) -> None:
+            try:
+                ask(client, "second").exception(SECONDS)
+            except RuntimeError as error:
+                trouble.set_result(error)
+
+        ask(client, "first").add_done_callback(look_at_another)
+        assert "must not wait" in str(trouble.result(SECONDS))
+        assert isinstance(ask(client, "refuse").exception(SECONDS), RefusedError)
+        assert ask(client, "third").exception(SECONDS) is None
+
+
+def test_a_wait_for_several_ends_although_some_were_cancelled(tmp_path: Path) -> None:
+    """To `concurrent.futures` a cancelled future is over only when somebody has taken note of it."""
+    service = Gated(context(tmp_path, max_batch=1))
+    with asking(tmp_path, service) as client:
+        futures = [ask(client, f"{number}") for number in range(4)]
+        assert service.began.acquire(timeout=SECONDS)
+        assert all(future.cancel() for future in futures[1:3])
+        assert all(future.cancel() for future in futures[1:3])  # once more changes nothing
+        service.permits.release(100)
+        assert not wait(futures, timeout=SECONDS).not_done
+        assert [future.cancelled() for future in futures] == [False, True, True, False]
+
+
+def test_a_client_whose_process_has_no_descriptor_left_goes_on_when_there_are_some(tmp_path: Path) -> None:
+    """It ended the client's thread for good, or was raised by whoever asked next."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with asking(tmp_path) as client:
+        ask(client, "first").result(SECONDS)
+        with client._courier._turning:
+            (key,) = client._courier._links
+            client._courier._lose(key, "a cut")
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(UnreachableError, match="Too many open files"):
+                ask(client, "second", deadline_seconds=0.5).result(SECONDS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert ask(client, "third").result(SECONDS).body.text == "third"
 
 

@@ -194,6 +194,18 @@ def test_s9_second_sendings_stay_within_a_tenth_when_every_replica_dies_at_once(
     assert again <= RETRY_RESERVE + RETRY_SHARE * first
 
 
+def test_all_that_dies_with_a_replica_of_a_large_grant_is_sent_again_at_once() -> None:
+    """S11: the reserve was 64 whatever the grant, so most of a deep window waited for its deadlines."""
+    client: Dispatcher[str] = Dispatcher(max_attempts=10)
+    for number in range(1024):
+        client.submit(pending(number))
+    client.open("dies", grant=1024)
+    assert len(client.assign(0.0)) == 1024
+    client.lost("dies")
+    client.open("lives", grant=1024)
+    assert len(client.assign(0.0)) == 1024
+
+
 def test_second_sendings_go_on_slowly_when_nothing_new_is_asked() -> None:
     client: Dispatcher[str] = Dispatcher(max_attempts=10**6)
     client.submit(pending(1))

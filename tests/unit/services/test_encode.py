@@ -46,7 +46,7 @@ def test_each_caption_gets_a_unit_vector(service: EncodeService) -> None:
 
 
 def test_an_embedding_does_not_depend_on_its_batch_mates(service: EncodeService) -> None:
-    """Alone, with longer ones, with shorter ones, in any order, in one call or in several: equal within 1e-5."""
+    """S10. Alone, with longer ones, with shorter ones, in any order, in one call or in several: equal within 1e-5."""
     alone = np.concatenate([embed(service, [caption])[0] for caption in CAPTIONS])
 
     (together,) = embed(service, CAPTIONS)

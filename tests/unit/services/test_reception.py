@@ -130,6 +130,16 @@ def test_a_peer_is_dropped_after_three_violations(desk: Desk) -> None:
     assert (stats.violations, stats.banned, stats.queued) == (3, 1, 0)
 
 
+def test_what_cannot_be_opened_of_a_peer_that_was_dropped_is_neither_answered_nor_counted(desk: Desk) -> None:
+    """Each such message was answered, counted as one more peer, and written to the log."""
+    for _ in range(10):
+        desk.reception.violated(WEST, reason="a broken seal")
+
+    assert [message.header.kind for message in desk.heard(WEST)] == [Kind.ERROR] * MAX_VIOLATIONS + [Kind.GOAWAY]
+    stats = desk.reception.stats()
+    assert (stats.violations, stats.banned) == (3, 1)
+
+
 def test_a_stranger_cannot_ask(desk: Desk) -> None:
     assert [message.header.kind for message in desk.request(WEST, 1)] == [Kind.GOAWAY]
     assert desk.reception.stats().violations == 1

@@ -83,6 +83,7 @@ def test_images_come_as_pixels_of_the_models_shape(service: SampleService, tmp_p
 
 
 def test_a_picture_does_not_depend_on_its_batch(service: SampleService, tmp_path: Path) -> None:
+    """S10."""
     weights, count = published(tmp_path, TEXT), CHUNK_IMAGES + 7
     told = embeddings(count)
     (whole,) = service.compute("sample", [call(weights, count=count, tensors={"embeddings": told})])
@@ -136,6 +137,7 @@ def test_pixels_are_rounded_and_clamped() -> None:
 
 
 def test_calls_of_one_batch_agree_on_model_steps_and_guidance(tmp_path: Path) -> None:
+    """S6: no batch mixes versions."""
     (method,) = SampleService.methods
     weights = published(tmp_path, TEXT)
     base = call(weights, count=2).args
@@ -296,6 +298,7 @@ def test_the_newest_weights_are_those_that_the_syncer_names_when_the_batch_is_co
 def test_a_version_that_is_to_come_is_waited_for_by_the_asker_and_not_by_the_replica(
     service: SampleService, tmp_path: Path, syncer: SyncerDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """S6: a reply's version is one that its request asked for."""
     monkeypatch.setattr(sample_module, "_AGAIN_SECONDS", 0.01)
     syncer.models = [published(tmp_path, TEXT)]
     args = call(syncer.newest(tmp_path, at_least=1), count=2).args

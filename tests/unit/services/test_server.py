@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -19,11 +21,13 @@ import zmq
 from services.aio import AsyncServiceClient
 from services.client import LocalClient, ServiceClient
 from services.directory import write_directory
-from services.server import Server
+from services.reception import ClientId
+from services.scheduler import Ticket
+from services.server import Server, answer_batch
 from services.service import Call, Reply, Service, ServiceContext
 from services.wire.frames import Header, Kind, Message, encode_body, pack, unpack
 from services.wire.seal import accept_challenge, new_nonce
-from spec.errors import ConfigError, GkrError, RefusedError, UnreachableError
+from spec.errors import ConfigError, DataError, GkrError, RefusedError, UnreachableError
 from spec.services import Directory, Replica
 from tests.builders.echo import Echo, EchoArgs, EchoReply, Gated, context
 
@@ -56,9 +60,10 @@ def until(server: Server, condition: Callable[[dict[str, int]], bool]) -> None:
 class Peer:
     """A peer that speaks to the socket directly, and so can break the rules."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, most_unread: int = 1000) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.RCVHWM, most_unread)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVTIMEO, int(SECONDS * 1000))
         self._socket.connect(endpoint)
@@ -160,6 +165,7 @@ def test_calls_that_wait_are_computed_together_up_to_the_limit(tmp_path: Path) -
 
 
 def test_calls_of_different_keys_are_never_computed_together(tmp_path: Path) -> None:
+    """S6: the weights that a call asks for are its key (`test_sample`)."""
     service = Gated(context(tmp_path, max_batch=8))
     with (
         serving(service, tmp_path) as (server, path),
@@ -199,6 +205,108 @@ def test_a_call_that_breaks_the_service_fails_alone(tmp_path: Path) -> None:
             futures[2].result(SECONDS)
         assert refusal.value.hint == "send another text"
         assert server.stats(timeout_seconds=SECONDS).errors == 2
+
+
+class Odd(Echo):
+    """Answers or raises what nobody can send."""
+
+    def _answer(self, call: Call, *, size: int) -> Reply | GkrError:
+        match call.args.text:
+            case "body":
+                return Reply(EchoReply(text="x", batch=np.float32(1)))  # type: ignore[arg-type]
+            case "tensor":
+                return Reply(EchoReply(text="x", batch=size), {"x": [1, 2]})  # type: ignore[dict-item]
+            case "nothing":
+                return None  # type: ignore[return-value]
+            case "surrogate":
+                return DataError("there is no \udcff.png")
+            case "raised":
+                raise ValueError("there is no \udcff.png")
+            case _:
+                return super()._answer(call, size=size)
+
+
+@pytest.mark.parametrize("text", ["body", "tensor", "nothing", "surrogate", "raised"])
+def test_an_answer_that_cannot_travel_fails_alone_and_the_replica_goes_on(tmp_path: Path, text: str) -> None:
+    """It ended the thread that computes; the request was sent again, and ended the next replica."""
+    service = Odd(context(tmp_path))
+    with (
+        serving(service, tmp_path) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+    ):
+        for _ in range(2):
+            asked = [
+                client.submit("echo", EchoArgs(text=one), reply=EchoReply, deadline_seconds=SECONDS)
+                for one in (text, "good")
+            ]
+            assert asked[1].result(SECONDS).body.text == "good"
+            with pytest.raises(RefusedError, match=r"cannot travel|there is no"):
+                asked[0].result(SECONDS)
+        assert server.serving
+        assert server.stats(timeout_seconds=SECONDS).errors == 2
+
+
+class Rows(Echo):
+    """Answers each call with a row of what it computed for all."""
+
+    def compute(self, method: str, calls: Sequence[Call]) -> Sequence[Reply | GkrError]:
+        table = np.repeat(np.arange(len(calls), dtype=np.uint8)[:, None], 100_000, axis=1)
+        self.table = weakref.ref(table)
+        return [Reply(EchoReply(text="", batch=1), {"x": row}) for row in table]
+
+
+def test_a_reply_that_is_kept_does_not_keep_the_whole_batch(tmp_path: Path) -> None:
+    """Replies are kept up to a limit in bytes; that of a call among 64 others held 64 times what was counted."""
+    service = Rows(context(tmp_path))
+    tickets = [
+        Ticket(ClientId("rank-0", 1), number, "echo", "", cost=1, expires=SECONDS, payload=Call(EchoArgs(text="x")))
+        for number in (1, 2)
+    ]
+    ((_, second), failed) = answer_batch(service, tickets=tickets)[0][1]
+    assert not failed
+    assert service.table() is None
+    assert bytes(second) == bytes([1] * 100_000)
+
+
+def test_a_stopped_server_leaves_no_shared_memory(tmp_path: Path) -> None:
+    def arenas() -> int:
+        gc.collect()
+        links = (os.readlink(one.path) for one in os.scandir("/proc/self/fd") if os.path.lexists(one.path))  # noqa: PTH115
+        return sum("gkr-arena" in link for link in links)
+
+    before = arenas()
+    with serving(Echo(context(tmp_path)), tmp_path) as (server, path):
+        client = ServiceClient(path, service="echo", identity="rank-0")
+        for _ in range(3):
+            data = {"x": np.zeros(1 << 20, np.uint8)}
+            client.call("echo", EchoArgs(text="x"), reply=EchoReply, tensors=data, deadline_seconds=SECONDS)
+        assert arenas() > before
+    client.close()
+    del server
+    assert arenas() == before
+
+
+def test_a_message_that_is_refused_after_the_welcome_costs_a_connection_and_no_request(tmp_path: Path) -> None:
+    """Whoever cancels a call may use its memory again while ZeroMQ still sends it, so its seal is wrong. All that the
+    client waited for was refused, although a new connection mends it. Here a message is missing."""
+    service = Gated(context(tmp_path, max_batch=1))
+    with (
+        serving(service, tmp_path, secret=b"s" * 32) as (server, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0", secret=b"s" * 32)) as client,
+    ):
+        asked: dict[str, Any] = {"reply": EchoReply, "deadline_seconds": SECONDS}
+        futures = [client.submit("echo", EchoArgs(text=f"{number}"), **asked) for number in range(2)]
+        assert service.began.acquire(timeout=SECONDS)
+        until(server, lambda queued: queued.get("rank-0", 0) == 1)
+        with client._courier._turning:
+            (link,) = client._courier._links.values()
+            assert link._seals is not None
+            link._seals._sent += 1
+        futures.append(client.submit("echo", EchoArgs(text="2"), **asked))
+        service.permits.release(100)
+        assert [future.result(SECONDS).body.text for future in futures] == ["0", "1", "2"]
+        assert server.stats(timeout_seconds=SECONDS).violations == 1
+    assert sorted(text for batch in service.batches for text in batch) == ["0", "1", "2"]
 
 
 def test_tensors_travel_there_and_back_unchanged(tmp_path: Path) -> None:
@@ -501,3 +609,23 @@ def test_an_asyncio_program_asks_many_at_once_and_cancelling_a_task_frees_its_pl
     with serving(service, tmp_path, queue_depth=2) as (server, path):
         assert asyncio.run(use(path, server)) == ["0", "CancelledError", "2", "3"]
         assert server.stats(timeout_seconds=SECONDS).cancelled == 1
+
+
+@pytest.mark.parametrize("way", ["waiting", "awaiting"])
+def test_a_client_whose_own_io_hangs_is_told_from_a_late_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr("services.client.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("services.aio.GRACE_SECONDS", 0.2)
+    asked: dict[str, Any] = {"reply": EchoReply, "deadline_seconds": 0.1}
+    with (
+        serving(Echo(context(tmp_path)), tmp_path) as (_, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+        client._courier._turning,
+    ):
+        ask = {
+            "waiting": lambda: client.call("echo", EchoArgs(text="x"), **asked),
+            "awaiting": lambda: asyncio.run(AsyncServiceClient(client).call("echo", EchoArgs(text="x"), **asked)),
+        }[way]
+        with pytest.raises(UnreachableError, match="does not react"):
+            ask()

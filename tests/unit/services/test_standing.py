@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from services.hosting import PollResult, ReplicaDeath, join_ray, start_services
+from services.hosting import PollResult, ReplicaDeath, ServiceHosts, join_ray, start_services
 from services.standing import watch
 from spec.errors import UnreachableError
 from spec.names import service_resource
@@ -67,40 +67,63 @@ def small_ray() -> Generator[None]:
     ray.shutdown()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_replica_comes_back_on_its_port(small_ray: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@pytest.fixture
+def hosts(small_ray: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, port: int) -> Generator[ServiceHosts]:
     monkeypatch.setenv("GKR_RUN_DIR", str(tmp_path))
     service = ServicePlan(name="echo-0", kind="encode", replicas=1, cpu=1, memory=2**30, queue_depth=8, max_batch=4)
     learner = LearnerPlan(
         name="shared", cluster="c", region="r", gpu=None, nodes=[], world_size=0, services=[service],
         data_manifest="", checkpoints="",
     )  # fmt: skip
-    hosts = start_services(
+    started = start_services(
         learner, manifest="", cache_dir=str(tmp_path / "cache"), log_dir=str(tmp_path / "logs"),
         classes={"encode": ECHO}, first_port=port,
     )  # fmt: skip
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def serving(hosts: ServiceHosts, *, after: int) -> Replica:
+    """The replica whose incarnation is later than that."""
     limit = time.monotonic() + SECONDS
+    while True:
+        found = hosts.poll(0.5, patient=True).directory.replicas
+        if found and found[0].incarnation > after:
+            return found[0]
+        assert time.monotonic() < limit
 
-    def serving(incarnation: int) -> Replica:
-        while True:
-            found = hosts.poll(0.5, patient=True).directory.replicas
-            if found and found[0].incarnation > incarnation:
-                return found[0]
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_replica_comes_back_on_its_port(hosts: ServiceHosts, port: int) -> None:
+    first = serving(hosts, after=0)
+    assert first.endpoint.endswith(f":{port}")
+    os.kill(first.pid, signal.SIGKILL)
+    second = serving(hosts, after=first.incarnation)
+    assert second.endpoint == first.endpoint
+    assert second.pid != first.pid
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_port_that_is_still_taken_is_tried_again(hosts: ServiceHosts, port: int) -> None:
+    """The predecessor may not be gone yet when its successor listens: the service was given up for that."""
+    with socket.create_server((ray.util.get_node_ip_address(), port)):
+        limit = time.monotonic() + SECONDS
+        deaths: list[ReplicaDeath] = []
+        while not deaths:
             assert time.monotonic() < limit
-
-    try:
-        first = serving(0)
-        assert first.endpoint.endswith(f":{port}")
-        os.kill(first.pid, signal.SIGKILL)
-        second = serving(first.incarnation)
-        assert second.endpoint == first.endpoint
-        assert second.pid != first.pid
-    finally:
-        hosts.close()
+            deaths = hosts.poll(0.5, patient=True).deaths
+    assert "cannot listen on" in deaths[0].cause
+    assert deaths[0].restarted
+    assert serving(hosts, after=0).endpoint.endswith(f":{port}")
 
 
 def test_a_ray_that_does_not_come_is_said_after_the_deadline() -> None:

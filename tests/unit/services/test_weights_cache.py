@@ -6,6 +6,8 @@ import functools
 import hashlib
 import http.server
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -155,6 +157,30 @@ def test_a_bad_server_is_refused_in_time_and_leaves_nothing(
     assert server.url(path) in refused.value.message
     assert "syncer" in refused.value.hint
     assert names(tmp_path) == []
+
+
+def test_what_a_killed_fetch_left_is_removed_and_what_a_living_one_writes_is_not(
+    tmp_path: Path, server: Server
+) -> None:
+    """Each replica that was killed while it fetched left a part of a model on the node's disk, for good."""
+    code = (
+        "import sys; from pathlib import Path; from services.weights_cache import WeightsCache;"
+        "WeightsCache(Path(sys.argv[1])).get(sys.argv[2], urls=[sys.argv[3]])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, SHA256, server.url("drip")]) as killed:
+        limit = time.monotonic() + 30
+        while not names(tmp_path):
+            assert time.monotonic() < limit
+        killed.kill()
+    (left,) = tmp_path.iterdir()
+    WeightsCache(tmp_path).get(SHA256, urls=[server.url("good")])
+    assert len(names(tmp_path)) == 2  # it may be another replica's, which is not done
+
+    hours_ago = time.time() - 7200
+    os.utime(left, (hours_ago, hours_ago))
+    (tmp_path / f"{SHA256}.safetensors").unlink()
+    WeightsCache(tmp_path).get(SHA256, urls=[server.url("good")])
+    assert names(tmp_path) == [f"{SHA256}.safetensors"]
 
 
 @pytest.mark.parametrize(

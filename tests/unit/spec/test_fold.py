@@ -34,7 +34,7 @@ from spec.events import (
     write_event,
 )
 from spec.fold import fold
-from spec.summary import Blocked, Ledger, Summary
+from spec.summary import Blocked, Copies, Ledger, Summary
 from tests.builders.experiments import LOCAL, resolved
 
 PLAN = resolved(LOCAL)
@@ -484,6 +484,21 @@ def test_waiting_is_a_share_of_the_time_behind_the_first_round_of_each_attempt()
     assert (east.waited.data, east.waited.services) == pytest.approx((0.4 / 40, 0.2 / 40))
     short = fold([*log[:1], log[1].model_copy(update={"round": 0})], PLAN).learners[0]
     assert short.waited.data == pytest.approx(0.2), "a run of one round has nothing behind it"
+
+
+def test_copies_are_counted_over_attempts_and_only_where_a_dataset_is_copied() -> None:
+    def told(*, attempt: int, hits: int, fetched_bytes: int) -> Event:
+        cache = {"hits": hits, "fetched_bytes": fetched_bytes, "evicted": 1}
+        return step(Clock(), "east", attempt=attempt, step=1).model_copy(update={"cache": cache})
+
+    log = [
+        told(attempt=1, hits=1, fetched_bytes=100),
+        told(attempt=1, hits=3, fetched_bytes=500),
+        told(attempt=2, hits=2, fetched_bytes=0),  # counters begin anew
+        step(Clock(), "west", attempt=1, step=1),
+    ]
+    copies = {one.name: one.copies for one in fold(log, PLAN).learners}
+    assert copies == {"east": Copies(hits=5, fetched_bytes=500), "west": None}
 
 
 def test_samples_of_steps_of_unequal_size_are_those_of_the_position() -> None:

@@ -485,13 +485,19 @@ def test_train_without_data_is_refused() -> None:
     [
         ("{bukket}/d", "{bukket} is not a placeholder"),
         ("d/m.json", "is not a URI"),
-        ("s3://b/m.json", "reads file: URIs only"),
+        ("https://b/m.json", "is in no store that is known"),
     ],
 )
 def test_a_manifest_that_nobody_can_open_is_refused(manifest: str, want: str) -> None:
     found = refused(LOCAL.replace("{bucket}/d/manifest.json", manifest))[0]
     assert want in found.message
     assert found.path == "data.manifest"
+
+
+@pytest.mark.parametrize("manifest", ["s3://b/m.json", "gs://b/m.json", "file:///b/m.json"])
+def test_a_dataset_may_lie_in_any_store(manifest: str) -> None:
+    plan = resolved(LOCAL.replace("{bucket}/d/manifest.json", manifest))
+    assert {one.data_manifest for one in plan.learners} == {manifest}
 
 
 def test_a_queue_that_does_not_exist_names_the_near_one_and_one_is_chosen_by_default() -> None:

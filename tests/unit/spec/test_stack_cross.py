@@ -10,6 +10,8 @@ from tests.builders.stack_files import NAMES, problems_between, shipped, stack_t
 EAST, CENTRAL, SHARED = "prod.us-east5", "prod.us-central1", "prod.global"
 EAST_PLATFORM, CENTRAL_PLATFORM = f"{EAST}.platform", f"{CENTRAL}.platform"
 ULTRA_BLOCK = "projects/example-gkr-prod/reservations/ultra-east5/reservationBlocks/ultra-east5-block-0001"
+NO_SERVICES = "apis=[container.googleapis.com, compute.googleapis.com, servicenetworking.googleapis.com]"
+MEGA_POOLS = ("mega-1", "mega-2")
 Change = tuple[str, str]
 ONE_PROJECT: tuple[Change, ...] = tuple(
     (name, "project=example-gkr-prod") for name in ("dev.global", "dev.us-east4", "dev.us-east4.platform")
@@ -67,6 +69,20 @@ RULES: dict[str, list[tuple[tuple[Change, ...], str, str, str, str]]] = {
     "what a region needs of the global stack": [
         (((EAST, "project=example-gkr-dev"),), EAST, "project", "in one project", "write example-gkr-prod"),
         (((SHARED, "network.services_access=null"),), EAST, "lustre", "no file system", "prod.global.yaml"),
+        (((SHARED, NO_SERVICES),), EAST, "lustre", "not switch on lustre.googleapis.com", "add lustre.googleapis.com"),
+        (
+            ((SHARED, NO_SERVICES), *((CENTRAL, f"gpu_pools.{pool}.image_streaming=false") for pool in MEGA_POOLS)),
+            EAST, "gpu_pools[0].image_streaming", "containerfilesystem.googleapis.com", "add containerfilesystem",
+        ),
+        (
+            ((SHARED, NO_SERVICES), *((CENTRAL, f"gpu_pools.{pool}.image_streaming=false") for pool in MEGA_POOLS)),
+            CENTRAL, "cpu_pool", "containerfilesystem.googleapis.com", "add containerfilesystem",
+        ),
+        (((SHARED, NO_SERVICES), (EAST, "cluster.fleet=true")), EAST, "cluster.fleet", "gkehub.googleapis.com", "add"),
+        (
+            ((SHARED, NO_SERVICES), (EAST, "cluster.addons.filestore=true")), EAST, "cluster.addons.filestore",
+            "file.googleapis.com", "leave apis out",
+        ),
     ],
     "what a platform needs of the region": [
         (((EAST_PLATFORM, "project=example-gkr-dev"),), EAST_PLATFORM, "project", "no identity", "example-gkr-prod"),
@@ -89,6 +105,10 @@ RULES: dict[str, list[tuple[tuple[Change, ...], str, str, str, str]]] = {
         (
             ((CENTRAL_PLATFORM, "installers.nri_injector=null"),), CENTRAL_PLATFORM, "installers",
             "no installer nri_injector", "installers.nri_injector",
+        ),
+        (
+            ((EAST, "fabrics.a3-ultra={mode: dranet}"),), EAST, "fabrics.a3-ultra.mode", "none would start",
+            "in place of mode: dranet",
         ),
         (
             ((EAST_PLATFORM, "shared.services.judge.resources.gpu=B200:1"),), EAST_PLATFORM,

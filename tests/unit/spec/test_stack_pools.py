@@ -149,6 +149,9 @@ RULES: dict[str, list[tuple[str, tuple[str, ...], str, str, str]]] = {
         ),
     ],
     "room": [
+        (ULTRA, ("network.nat.addresses=10",), "network.nat.addresses", "10 NAT addresses have 1024 ports each for 630",
+         "addresses: 11"),
+        (DEV, ("network.nat.ports_per_node=32768",), "network.nat.addresses", "could reach nothing outside", "8"),
         (ULTRA, ("network.nodes=10.0.0.0/23",), "network.nodes", "508 addresses and pools have 680 nodes", "/22"),
         (ULTRA, ("network.pods=10.64.0.0/17",), "network.pods", "the last nodes could not join", "/16"),
         (ULTRA, ("gpu_pools.ultra-1.max_pods_per_node=48",), "gpu_pools[0].max_pods_per_node", "powers of two",

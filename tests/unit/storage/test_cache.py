@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any, cast
 
 import pytest
 
-from spec.errors import DataError
+from spec.errors import DataError, UnreachableError
 from storage import Bucket, cache, open_bucket
 from storage.cache import Cache, StoppedError, Wanted
 from storage.errors import NoRoomError
@@ -308,6 +309,19 @@ def test_the_limit_belongs_to_the_folder(tmp_path: Path) -> None:
     assert Cache(tmp_path, limit_bytes=2**60).limit_bytes < 2**60, "never more than the disk has"
 
 
+def test_a_lower_limit_holds_at_once(bucket: Bucket, tmp_path: Path) -> None:
+    here = Cache(tmp_path / "cache")
+    a, b, c = (put(bucket, key) for key in "abc")
+    for one in (b, c):
+        bring(here, one, bucket)
+    with os.fdopen(here.hold(a, bucket=bucket)):
+        bring(here, c, bucket)
+        Cache(here.root, limit_bytes=2 * SIZE)
+        assert [is_here(here, one) for one in (a, b, c)] == [True, False, True]
+        Cache(here.root, limit_bytes=1)
+        assert [is_here(here, one) for one in (a, b, c)] == [True, False, False], "what is held stays"
+
+
 def test_prune_leaves_the_most_recently_used(bucket: Bucket, tmp_path: Path) -> None:
     here = Cache(tmp_path / "cache")
     a, b, c = (put(bucket, key) for key in "abc")
@@ -316,6 +330,71 @@ def test_prune_leaves_the_most_recently_used(bucket: Bucket, tmp_path: Path) -> 
     assert here.prune(2 * SIZE) == SIZE
     assert [is_here(here, one) for one in (a, b, c)] == [False, True, True]
     assert here.prune() == 2 * SIZE
+
+
+def test_there_may_be_more_copies_than_a_process_may_have_files_open(bucket: Bucket, tmp_path: Path) -> None:
+    here = Cache(tmp_path / "cache", limit_bytes=200 * 100)
+    small = [put(bucket, f"{number}", size=100) for number in range(200)]
+    for one in small:
+        bring(here, one, bucket)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 40, limits[1]))
+    try:
+        bring(here, put(bucket, "large", size=150 * 100), bucket)
+        assert (here.counts.evicted, len(here.copies())) == (150, 51)
+        assert here.prune() == 200 * 100
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_many_open_files_are_an_error_that_is_told(bucket: Bucket, tmp_path: Path) -> None:
+    """A worker that died of it had a good sample quarantined."""
+    here, one = Cache(tmp_path / "cache"), put(bucket, "a")
+    bring(here, one, bucket)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open("rb") as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, limits[1]))
+        try:
+            for call in (lambda: here.open(one), here.prune):
+                with pytest.raises(UnreachableError, match="Too many open files"):
+                    call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_cache_that_is_removed_under_a_run_begins_anew(bucket: Bucket, tmp_path: Path) -> None:
+    here, one = Cache(tmp_path / "cache"), put(bucket, "a")
+    bring(here, one, bucket)
+    shutil.rmtree(here.root)
+    bring(here, one, bucket)
+    assert is_here(here, one)
+
+
+def test_what_cannot_be_counted_is_used_all_the_same(bucket: Bucket, tmp_path: Path) -> None:
+    """Counts that cannot be written: another user's cache, a full disk."""
+    here, one = Cache(tmp_path / "cache"), put(bucket, "a")
+    (here.root / "counts").mkdir()
+    bring(here, one, bucket)
+    bring(here, one, bucket)
+    assert is_here(here, one)
+
+
+def test_a_copy_that_has_to_be_there_is_durable_before_it_has_its_name(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large index is not read again to be verified, and after a crash of the machine it would be zeros."""
+    here, one, other = Cache(tmp_path / "cache"), put(bucket, "a"), put(bucket, "b")
+    had_name: list[bool] = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        had_name.append(is_here(here, one))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    bring(here, one, bucket)
+    os.close(here.hold(other, bucket=bucket, optional=True))
+    assert had_name == [False]
 
 
 # --- damage

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spec.errors import DataError, UnreachableError
-from spec.shards import open_manifest, path_of, read_samples
+from spec.shards import Split, open_manifest, path_of, read_samples
 from storage import Bucket
 from storage import cache as node_cache
-from storage.datasets import default_cache, held_shards, local_manifest, read_manifest
+from storage.datasets import cached_datasets, default_cache, held_shards, local_manifest, read_manifest
 from tests.builders.object_store import ObjectServer, environment_of
-from tests.unit.training.data.conftest import make_dataset
+from tests.unit.training.data.conftest import TEST, make_dataset
 
 
 @pytest.fixture
@@ -71,6 +72,35 @@ def test_what_is_here_is_not_fetched_again(place: Bucket, tmp_path: Path) -> Non
     first = local_manifest(uri_of(place), cache=tmp_path)
     place.delete([entry.key for entry in place.list() if entry.key.endswith(".shard")])
     assert local_manifest(uri_of(place), cache=tmp_path) == first
+
+
+def _read(uri: str, cache: str, split: Split) -> None:
+    """Exit with the number of samples."""
+    os._exit(len(list(read_samples(local_manifest(uri, cache=Path(cache)), split=split))))
+
+
+def test_a_copy_that_was_damaged_is_fetched_again_by_the_next_process(here: str, place: Bucket, tmp_path: Path) -> None:
+    """The remedy was said to be preparing the dataset again, and nothing but removing the cache helped."""
+    spawn = multiprocessing.get_context("spawn")
+
+    def read(split: Split) -> int | None:
+        process = spawn.Process(target=_read, args=(uri_of(place), str(tmp_path / "cache"), split))
+        process.start()
+        process.join(60)
+        return process.exitcode
+
+    assert read("test") == TEST
+    manifest, cache = open_manifest(here), node_cache.Cache(tmp_path / "cache")
+    with cache.path(manifest.splits.test[0].sha256).open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"bad")
+    (copy,) = cache.root.glob("datasets/*/manifest.json")
+    assert [one.copies for one in cached_datasets(cache)] == [4]
+    copy.write_bytes(b"")
+    assert cached_datasets(cache) == []
+    assert read("test") == TEST
+    assert [one.copies for one in cached_datasets(cache)] == [4]
+    assert cache.counts.damaged == 1
 
 
 def _fetch(uri: str, cache: str) -> None:

@@ -64,6 +64,25 @@ def test_missing_rights_are_said(tmp_path: Path) -> None:
         Folder(tmp_path).put("a", b"")
 
 
+def test_a_listing_has_files_only(tmp_path: Path) -> None:
+    """To open a named pipe waits for its writer, and a link in a circle ends every call."""
+    Folder(tmp_path).put("a", b"")
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "circle").symlink_to("circle")
+    os.mkfifo(tmp_path / "pipe")
+    assert [one.key for one in Folder(tmp_path).list()] == ["a", "link"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read any folder")
+def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path: Path) -> None:
+    Folder(tmp_path).put("deep/a", b"")
+    (tmp_path / "deep").chmod(0o000)
+    with pytest.raises(RefusedError, match="Permission denied"):
+        list(Folder(tmp_path).list())
+    (tmp_path / "deep").chmod(0o755)
+
+
 def test_a_lock_that_is_never_given_back_is_waited_for_with_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import unquote
 
 import pytest
 
 from spec.errors import ConfigError, RefusedError, UnreachableError
 from storage import Bucket, ExistsError, StaleError, file_path, open_bucket, split_uri
+from storage.errors import answer_of
 from tests.builders.object_store import (
     BUCKET,
     QUICK,
@@ -113,6 +121,15 @@ def test_a_server_that_comes_back_in_time_is_not_noticed(tmp_path: Path) -> None
         assert bucket.get("HEAD").data == b"2"
 
 
+def test_a_request_that_never_ends_is_given_up_with_its_place() -> None:
+    with pytest.raises(UnreachableError, match=r"s3://b/k: the store has not answered for 0\.01 s"):
+        answer_of(Future[bytes](), seconds=0.01, where="s3://b/k")
+    failed = Future[bytes]()
+    failed.set_exception(TimeoutError("its own"))
+    with pytest.raises(TimeoutError, match="its own"):
+        answer_of(failed, seconds=1, where="s3://b/k")
+
+
 def test_wrong_credentials_are_refused_with_the_remedy(server: ObjectServer) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         bucket = open_bucket(f"s3://{BUCKET}/x", environment={**server.environment, name: "wrong"}, limits=QUICK)
@@ -137,11 +154,49 @@ def test_a_bucket_that_does_not_exist_is_said_so(server: ObjectServer) -> None:
         ("s3:///x", "names no bucket"),
         ("file://host/x", "not absolute"),
         ("file:x", "not absolute"),
+        ("s3://bucket/a#b", "%23 for #"),
+        ("file:///a?b", "%3F for ?"),
     ],
 )
 def test_a_uri_that_names_no_store_is_refused(uri: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         open_bucket(uri)
+
+
+class CloudStorage(http.server.BaseHTTPRequestHandler):
+    """As much of Google Cloud Storage as deleting takes: one request for each object, and an answer for none."""
+
+    protocol_version = "HTTP/1.1"
+    names: ClassVar[set[str]]
+
+    def do_DELETE(self) -> None:
+        name = unquote(self.path).removeprefix("/bucket/")
+        with contextlib.suppress(ConnectionError):  # the client lets its other requests be
+            self.send_response(204 if name in self.names else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        self.names.discard(name)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+def test_deleting_does_not_end_at_an_object_that_is_gone() -> None:
+    class Served(CloudStorage):
+        names: ClassVar[set[str]] = {f"x/{number}" for number in range(1, 60)}
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        key = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
+        key |= {"client_email": "", "private_key": "", "private_key_id": ""}
+        environment = {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "AWS_ALLOW_HTTP": "true"}
+        try:
+            open_bucket("gs://bucket/x", environment=environment, limits=QUICK).delete(f"{n}" for n in range(60))
+        finally:
+            server.shutdown()
+            thread.join(20)
+    assert Served.names == set()
 
 
 def test_uris_are_taken_apart() -> None:

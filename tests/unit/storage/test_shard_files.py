@@ -120,6 +120,26 @@ def test_where_there_is_no_room_shards_are_read_by_range(dataset: Dataset, want:
     assert dataset.copied() == [True, True, False]
     assert cache.counts.range_reads == PER_SHARD
     assert cache.counts.evicted == 0, "a shard of the same dataset will be read again as surely"
+    assert cache.counts.misses == 4, "index and shards: whether there is room is not looked at for each sample"
+
+
+def test_what_did_not_fit_is_copied_when_there_is_room(
+    dataset: Dataset, want: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(dataset.cache.root, limit_bytes=PICTURES * 28)
+    with closing(dataset.open()) as shards:
+        assert [shards.read(row)[0] for row in dataset.rows] == want
+        assert dataset.copied() == [False] * 3
+        cache = Cache(cache.root, limit_bytes=2**30)
+        shards.read(dataset.rows[0])
+        assert dataset.copied() == [False] * 3
+    monkeypatch.setattr(shard_files, "AGAIN_SECONDS", 0.0)
+    Cache(cache.root, limit_bytes=PICTURES * 28)
+    with closing(dataset.open()) as shards:
+        shards.read(dataset.rows[0])
+        Cache(cache.root, limit_bytes=2**30)
+        assert shards.read(dataset.rows[0])[0] == want[0]
+        assert dataset.copied() == [True, False, False]
 
 
 def test_a_damaged_copy_is_fetched_again(dataset: Dataset, want: list[bytes]) -> None:
@@ -142,6 +162,10 @@ def test_damage_at_the_source_stays_damage(dataset: Dataset, monkeypatch: pytest
     with closing(dataset.open()) as shards:
         shards.read(dataset.rows[2])
         with pytest.raises(DamagedError):
+            shards.read(dataset.rows[3])
+    for size in (at + 4, at - 400):  # it ends inside the sample, or before
+        dataset.bucket.write(key, [bytes(data[:size])])
+        with closing(dataset.open()) as shards, pytest.raises(DataError, match="a shard of the dataset is damaged"):
             shards.read(dataset.rows[3])
     dataset.bucket.delete([key])
     with closing(dataset.open()) as shards, pytest.raises(DataError, match="a shard of the dataset does not exist"):

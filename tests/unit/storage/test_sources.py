@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from spec.errors import DataError
-from storage import Bucket
+from storage import Bucket, sources
 from storage.sources import Damage, Raw, is_read, list_source, read_source
 from tests.builders.object_store import ObjectServer, environment_of
 
@@ -110,6 +111,39 @@ def test_what_cannot_be_read_is_told_and_passed_over(tmp_path: Path) -> None:
     found, damage = read(tmp_path.as_uri())
     assert [one.key for one in found] == ["000", "001", "002", "004", "005"]
     assert sorted(one.reason for one in damage) == ["bad-text", "no-image"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "parquet"])
+def test_what_is_too_large_to_be_an_image_is_not_read(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_IMAGE_BYTES", 50)
+    images = dict(IMAGES) | {"large": b"x" * 51}
+    if kind == "folder":
+        for name, data in images.items():
+            (tmp_path / f"{name}.jpg").write_bytes(data)
+    elif kind == "tar":
+        (tmp_path / "0.tar").write_bytes(tarred({f"{name}.jpg": data for name, data in images.items()}))
+    else:
+        parquet(tmp_path / "0.parquet", [{"image": data} for data in images.values()])
+    found, (damage,) = read(tmp_path.as_uri())
+    assert [one.image for one in found] == list(IMAGES.values())
+    assert damage.reason == "oversize"
+
+
+def test_names_that_are_not_text_are_shown_as_such(tmp_path: Path) -> None:
+    """They were half surrogate pairs, which ended the preparation when its journal was written."""
+    bad = tarfile.TarInfo("?.jpg")
+    bad.size = 5
+    head = bytearray(bad.tobuf(tarfile.USTAR_FORMAT).replace(b"?.jpg", b"\xff.jpg"))
+    head[148:156] = b"%06o\0 " % (sum(head[:148]) + 8 * 32 + sum(head[156:]))
+    (tmp_path / "0.tar").write_bytes(bytes(head) + b"image" + bytes(507) + bytes(1024))
+    (one,), damage = read(tmp_path.as_uri())
+    assert (one.key, one.image, damage) == (r"\xff", b"image", [])
+    (tmp_path / "0.tar").unlink()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg")).write_bytes(b"image")
+    with pytest.raises(DataError, match=r"not UTF-8: b'\\xff.jpg'"):
+        read(tmp_path.as_uri())
 
 
 def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:

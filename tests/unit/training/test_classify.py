@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from spec.errors import EXIT_REFUSED, EXIT_UNREACHABLE, GkrError, UnreachableError
 from training.classify import RankEnd, classify
+from training.context import RuntimeContext
+from training.rank import write_reason
+from training.sync.messages import ErrorReply
+from training.sync.transport import SyncRefusedError
 
 
 def end(rank: int, code: int, at: float = 0.0, **reason: Any) -> RankEnd:
@@ -71,3 +80,23 @@ def test_a_config_error_keeps_its_exit_code() -> None:
 def test_an_exit_without_a_reason_is_unknown() -> None:
     cause = classify([end(0, 70)])
     assert (cause.kind, cause.text) == ("unknown", "rank 0: exit 70")
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (UnreachableError("no answer"), EXIT_UNREACHABLE),
+        (SyncRefusedError(ErrorReply(reason="layout", message="the model has another layout")), EXIT_REFUSED),
+    ],
+)
+def test_what_the_syncer_says_no_to_keeps_its_exit_code(error: GkrError, exit_code: int, tmp_path: Path) -> None:
+    """Read back from what a rank writes, whichever subclass the error is of."""
+    context = RuntimeContext(
+        plan="", learner="east", node="", node_dir=f"{tmp_path}", rank=0, local_rank=0, world_size=1, attempt=1,
+        epoch=1, master_addr="", master_port=0, syncer_control="", syncer_bulk="", last_position=0,
+    )  # fmt: skip
+    write_reason(context, error)
+    reason = json.loads((tmp_path / "reason-rank-0.json").read_text())
+    cause = classify([end(0, 1, **reason)])
+    assert (cause.kind, cause.exit_code) == ("syncer", exit_code)
+    assert error.message in cause.text

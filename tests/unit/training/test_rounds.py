@@ -4,22 +4,34 @@ and train for real.
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from benchmarks.sync_blocked import HELD, HOLD_SECONDS
 from services.prepare.__main__ import prepare
 from spec.events import Applied, CheckpointSaved, LearnerFinished, Restored, StepMetrics, SyncMerged
 from spec.fold import fold
 from spec.summary import Summary
+from spec.sync import SyncConfig
 from storage import open_bucket
+from tests.builders.sync_world import make_plan, wait_until
 from tests.builders.trainer_runs import BATCH, TrainerRun, Zygote
+from training import trainer
 from training.checkpoint import store
 from training.progress import read_page
 from training.sync.adopt import LearnerSyncState
+from training.sync.client import SyncClient
+from training.sync.contract import contract_hash
+from training.sync.layout import Layout
+from training.sync.state import read_state
+from training.sync.store import Head
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 DECOUPLED = {"mode": "decoupled", "inner_steps": 5, "outer_momentum": 0.5}
@@ -188,3 +200,71 @@ def test_an_attempt_after_the_end_proves_that_it_holds_the_final_weights(start: 
     assert (late.step, late.round) == (0, 2)
     assert found.sync is not None
     assert late.theta_sha256 == found.sync.theta_sha256
+
+
+def test_a_learner_that_stands_near_the_end_sees_that_it_is_fenced(start: Start) -> None:
+    """East has trained what was left and waits for west, which is stopped, when a newer process of east registers: the
+    older one ends, it does not wait for the end of the run.
+    """
+    run = start({"east": 1, "west": 1}, steps=160, sync={**DECOUPLED, "inner_steps": 20, "heartbeat": "200ms"})
+    run.syncer()
+    (east,), (west,) = run.ranks("east"), run.ranks("west")
+    run.until(lambda: len(run.of(SyncMerged)) >= 2)
+    control, bulk = (f"127.0.0.1:{port}" for port in run.ports)
+    newer = SyncClient(control, bulk=bulk, run="r1", learner="east", layout=layout_of(run))
+    # Nothing of it is in flight, and what it has counts while it lives: the run cannot drain.
+    run.until(lambda: 0 < newer.status().members[1].pending_samples <= 12 * BATCH)
+    os.kill(west.pid, signal.SIGSTOP)
+    seen: list[tuple[int, float]] = []
+
+    def stands() -> bool:
+        """East has made no step for two seconds."""
+        page = read_page(run.node_dir("east") / "progress-0.page")
+        assert page is not None
+        if page.phase != "barrier" or not seen or seen[-1][0] != page.step:
+            seen.append((page.step, time.monotonic()))
+        return time.monotonic() - seen[-1][1] > 2
+
+    try:
+        run.until(stands)
+        assert newer.status().state == "SERVING"
+        newer.register(contract_hash(run.plan), world_size=1)
+        wait_until(lambda: east.code is not None, seconds=20)
+        assert "a newer process speaks for this learner" in east.log.read_text()
+    finally:
+        newer.close()
+        os.kill(west.pid, signal.SIGCONT)
+
+
+def layout_of(run: TrainerRun) -> Layout:
+    """Of the run's model, as the syncer's state has it."""
+    folder = run.folder / "run" / "sync"
+    (state,) = msgspec.json.decode((folder / "HEAD.json").read_bytes(), type=Head).states
+    return read_state(folder / "states" / state.file, sha256=state.sha256)[1].layout
+
+
+def test_learners_do_not_stand_still_for_a_slow_syncer(start: Start) -> None:
+    """Every merge takes five seconds. Here less than a twentieth of the time, for machines that are busy with other
+    things; `benchmarks.sync_blocked` measures the hundredth that is promised.
+    """
+    run = start({"east": 1, "west": 1}, steps=10**6, sync={**DECOUPLED, "inner_steps": 20, "max_ahead": 1000})
+    run.syncer(until_final=False, program=("-c", HELD))
+    for name in run.worlds:
+        run.ranks(name)
+    run.until(lambda: len(run.of(SyncMerged)) >= 3 and all(run.of(Applied, name) for name in run.worlds))
+    run.until(lambda: all(run.of(StepMetrics, name)[-1].time > run.of(SyncMerged)[2].time for name in run.worlds))
+    for name in run.worlds:
+        steps = run.of(StepMetrics, name)
+        wall, blocked = steps[-1].time - steps[0].time, steps[-1].blocked_seconds
+        assert wall > 2 * HOLD_SECONDS
+        assert {cause: blocked.get(cause, 0.0) for cause in ("barrier", "max_ahead")} == {"barrier": 0, "max_ahead": 0}
+        assert sum(blocked.get(cause, 0.0) for cause in ("snapshot", "apply")) < wall / 20
+
+
+@pytest.mark.parametrize("given", ["10s", "10m", "2h"])
+def test_no_rank_gives_up_before_rank_0_which_knows_what_is_missing(given: str, tmp_path: Path) -> None:
+    """Its peers would end with words about a collective, and the run with a cause that helps nobody."""
+    plan = make_plan(tmp_path, config=SyncConfig.model_validate({"barrier_timeout": given}))
+    assert plan.syncer is not None
+    assert trainer.collective_seconds(plan) >= 1.5 * plan.syncer.config.barrier_timeout
+    assert trainer.collective_seconds(plan) >= trainer.COLLECTIVE_DEADLINE_SECONDS

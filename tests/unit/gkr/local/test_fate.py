@@ -103,6 +103,19 @@ def test_the_first_restart_is_at_once_and_later_ones_back_off() -> None:
     assert _run(*inputs, Tick(5.0))[1] == [StartDriver("east", 3, ENDPOINTS)]
 
 
+def test_a_death_is_said_when_it_happens_and_not_only_once_the_next_attempt_steps() -> None:
+    state, _ = _run(*UP)
+    told: list[str] = []
+    for death in (Exited(2, "east", -9, 0.1), Exited(3, "east", -9, 0.1), Exited(4, SYNCER, -11, 0.1)):
+        state, effects = fate.step(state, death)
+        told += [one.event.text for one in effects if isinstance(one, Emit) and isinstance(one.event, Note)]
+    assert told == [
+        "the driver of east ended with SIGKILL; it is started again as attempt 2",
+        "the driver of east ended with SIGKILL; it is started again as attempt 3 in 2 s",
+        "the syncer ended with SIGSEGV; it is started again as attempt 2",
+    ]
+
+
 def test_progress_gives_the_budget_back_and_repeating_old_steps_does_not() -> None:
     deaths: list[Input] = [*UP, Heard(1, _step("east", 5))]
     for attempt in range(1, 8):

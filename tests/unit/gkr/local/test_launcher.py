@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
+from gkr.local.backend import LocalBackend
 from gkr.local.launcher import create_run, resume_run
-from gkr.runs import find_run, list_runs
+from gkr.runs import find_run, list_runs, read_state
 from spec.errors import RefusedError
 from spec.plan import Plan
 from tests.builders import local_runs
@@ -27,6 +32,14 @@ def test_a_file_in_the_way_of_the_runs_folder_is_one_clear_error(tmp_path: Path)
     with pytest.raises(RefusedError, match="cannot write the run's folder") as raised:
         create_run(local_runs.plan(), root=tmp_path / "runs")
     assert "GKR_RUNS" in raised.value.hint
+
+
+def test_a_folder_in_the_way_of_the_link_is_one_clear_error_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "latest").mkdir(parents=True)
+    with pytest.raises(RefusedError, match="cannot write the run's folder"):
+        create_run(local_runs.plan(), root=tmp_path / "runs")
+    assert list_runs(tmp_path / "runs") == []
+    assert sorted(one.name for one in (tmp_path / "runs").iterdir()) == ["digits", "latest"]
 
 
 @pytest.mark.parametrize(("options", "want"), [("ro", "Read-only file system"), ("nr_inodes=5", "no space left")])
@@ -63,3 +76,30 @@ def test_only_a_lost_run_is_resumed(tmp_path: Path) -> None:
     )
     with pytest.raises(RefusedError, match="is succeeded"):
         resume_run(find_run(run.name, root=tmp_path / "runs"))
+
+
+def test_ctrl_c_while_the_supervisor_starts_leaves_nothing_alive_and_says_so(tmp_path: Path) -> None:
+    """With the real supervisor; the signal comes when its process is there and before it owns the run."""
+    root, born = tmp_path / "runs", list[psutil.Process]()
+
+    def interrupt() -> None:
+        local_runs.wait_until(lambda: bool(born) or born.extend(_supervisors(root)) is not None, "the supervisor")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LocalBackend().launch(local_runs.plan(), root=root, say=print)
+    finally:
+        thread.join(timeout=local_runs.DEADLINE_SECONDS)
+    assert not any(one.is_running() for one in born)
+    assert _supervisors(root) == []
+    (run,) = list_runs(root)
+    state = read_state(run.path)
+    assert (state.status, state.reason, state.exit_code) == ("cancelled", "interrupted while it was started", 103)
+
+
+def _supervisors(root: Path) -> list[psutil.Process]:
+    mine = psutil.Process().children()
+    return [one for one in mine if any(str(root) in word for word in one.cmdline())]

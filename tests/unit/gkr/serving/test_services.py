@@ -121,3 +121,18 @@ def test_the_command_shows_a_run_that_ended_once(
     assert document["run_state"] == "succeeded"
     assert {one["service"] for one in document["replicas"]} == {"encoder", "sampler", "judge"}
     assert document["replicas"][0]["stats"]["by_priority"]["blocking"]["requests"] > 0
+
+
+def test_once_the_run_is_over_no_replica_serves() -> None:
+    plan = plan_with(replicas=2)
+    told = told_replicas(plan, [stats(time=1.0)], over=True)
+    assert [one.state for one in told] == ["ended", "ended"]
+
+
+def test_each_class_stands_with_its_learner_and_without_requests_there_is_no_latency() -> None:
+    classes = {"blocking": {"requests": 9, "queued": 0, "p50_ms": 2.0, "p99_ms": 3.0}, "prefetch": {"requests": 0}}
+    found = lines("run", "running", told_replicas(plan_with(), [stats(time=1.0, by_priority=classes)]), now=2.0)
+    rows = [line.split() for line in found[-1].splitlines()]
+    assert rows[0][:3] == ["LEARNER", "REPLICA", "CLASS"]
+    assert rows[1] == ["east", "encoder-0", "blocking", "9", "0", "2ms", "3ms"]
+    assert rows[2] == ["east", "encoder-0", "prefetch", "0", "0", "-", "-"]

@@ -71,3 +71,9 @@ def test_a_learner_shows_what_it_costs_and_what_it_still_owes() -> None:
     row = next(line for line in text.splitlines() if line.startswith("east"))
     assert " ".join(row.split()) == "east active 3 175 0.4 5 640 11.2k 64 6..7 0..1 3.8M 1s ago barrier 1m15s"
     assert "refused: late 2" in text
+
+
+def test_after_an_early_end_no_round_is_open() -> None:
+    text = look(state="ENDED", run_state="cancelled", source="events", fragments=[fragment(0)])
+    assert "sync      barrier, ended, version 7" in text
+    assert "no round is open: the run ended before its last merge" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gkr.syncing.told import told_status
+from gkr.syncing.told import closed, told_status
 from spec.events import Event, Note, SyncLedger, SyncMember, SyncMerged, SyncWaiting
 from tests.builders.synthetic_run import INNER_STEPS, synthetic_events, synthetic_plan
 
@@ -73,3 +73,18 @@ def test_a_whole_run_is_told_to_its_end(tmp_path: Path) -> None:
     assert [one.step for one in status.members] == [16 * INNER_STEPS] * 2
     assert all(one.blocked_seconds["barrier"] > 0 for one in status.members)
     assert all(one.merged_samples == status.samples_total // 2 for one in status.members)
+
+
+def test_a_run_that_ended_before_its_last_merge_waits_for_nobody() -> None:
+    waiting = SyncWaiting(time=3.0, source="syncer", round=8, arrived=["east"], waiting_for=["central"], deadline=120.0)
+    status = closed(told_status(PLAN, [merged(7), waiting])[0])
+    assert (status.state, status.version) == ("ENDED", 7)
+    (fragment,) = status.fragments
+    assert (fragment.stage, fragment.waiting_for, fragment.until, fragment.version) == ("", [], None, 7)
+    assert {one.state for one in status.members} == {"ended"}
+    assert closed(told_status(PLAN, [])[0]).seed_from == ""
+
+
+def test_a_run_that_was_merged_to_the_end_stays_final(tmp_path: Path) -> None:
+    final, _ = told_status(PLAN, synthetic_events(tmp_path))
+    assert closed(final) == final

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gkr.watch.text import percent, short_count, short_duration, sparkline
+from gkr.watch.text import milliseconds, percent, short_count, short_duration, shortened, sparkline
 
 
 def test_a_sparkline_spans_low_to_high_and_marks_what_is_not_finite() -> None:
@@ -34,3 +34,13 @@ def test_counts(count: float, want: str) -> None:
 
 def test_no_percentage_of_nothing() -> None:
     assert percent(1, 0) == ""
+
+
+def test_a_long_or_broken_text_is_one_line_that_says_that_it_was_cut() -> None:
+    assert shortened("all of it", width=9) == "all of it"
+    assert shortened("two\nlines  here", width=20) == "two lines here"
+    assert shortened("a word too many", width=11) == "a word t..."
+
+
+def test_without_a_request_there_is_no_latency() -> None:
+    assert (milliseconds(17.84, of=3), milliseconds(0.0, of=0)) == ("17.8", "-")

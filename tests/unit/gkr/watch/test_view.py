@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gkr.watch.view import initial_view
-from spec.events import Event, Note, Recovery, RunStatus, SyncWaiting
+from spec.events import Event, LearnerFinished, Note, Recovery, RunStatus, SyncWaiting
 from tests.builders import local_runs
 from tests.builders.watched import merged, seen, step
 
@@ -65,3 +65,18 @@ def test_recoveries_are_counted_beyond_those_shown() -> None:
     )
     view = seen(*[one] * 9)
     assert (view.num_recoveries, len(view.recoveries)) == (9, 5)
+
+
+def test_after_the_end_nobody_trains_and_nobody_is_waited_for() -> None:
+    waiting = SyncWaiting(time=5.0, source="syncer", round=0, arrived=["east"], waiting_for=["west"], deadline=99.0)
+    finished = LearnerFinished(
+        time=6.0, source="x", learner="west", attempt=1, step=9, samples_pending=0, samples_discarded=0,
+        theta_sha256="", round=1, blocked_seconds={},
+    )  # fmt: skip
+    over = RunStatus(time=7.0, source="supervisor", status="cancelled", reason="on request", exit_code=103)
+    view = seen(step("east", 8), step("west", 9), waiting, finished, over)
+    assert {name: one.state for name, one in view.learners.items()} == {"east": "ended", "west": "finished"}
+    assert view.learners["east"].steps_per_second == 0
+    assert view.eta_seconds is None
+    assert view.sync is not None
+    assert (view.sync.waiting_for, view.sync.deadline) == ((), None)

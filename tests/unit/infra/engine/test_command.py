@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +97,22 @@ def test_an_engine_that_does_not_react_is_killed_with_its_plugin(folder: Path, m
     assert "not done after 3 s" in late.value.message
     assert session.is_gone()
     assert (folder / "interrupts").read_text() == "xx"
+
+
+def test_an_interrupt_while_the_engine_is_started_reaches_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is there, and whoever makes it has not been told yet."""
+    started: list[int] = []
+
+    class Interrupted(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    engine = Engine(folder, seconds=60)
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(["up", f"{folder}", "obeys"], f"{folder}", {})
+    [leader] = started
+    assert wait_until(lambda: not session_members(leader))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -109,6 +109,10 @@ def test_answers_are_the_same_for_the_same_inputs() -> None:
     assert number == answers.project_number("example")
     assert len(number) == 12
     assert answers.looked_up("gcp:compute/getImage:getImage", {}) is None
+    project = {"project": "example-gkr-prod"}
+    agent = answers.looked_up("gcp:storage/getProjectServiceAccount:getProjectServiceAccount", project)
+    assert agent is not None
+    assert agent["member"].startswith(f"serviceAccount:service-{answers.project_number('example-gkr-prod')}@")
 
 
 def test_the_cloud_remembers_changes_and_forgets(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pulumi
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from infra.facts import read_region
 from spec.machines import machine
 from spec.stack_fabric import vpcs
+from spec.stack_region import RegionStack
 from tests.builders.recorded_clouds import (
     CLOUDS,
     DNS_ENDPOINT,
@@ -103,11 +104,12 @@ def test_the_subnet_has_the_configured_ranges() -> None:
 
 
 def test_nat_has_addresses_of_its_own() -> None:
-    recorded = run_shipped(ULTRA)
+    recorded, config = run_shipped(ULTRA), cast(RegionStack, shipped(ULTRA).value)
+    count = config.network.nat.addresses
     nat = recorded.one("gcp:compute/routerNat:RouterNat", "nat").inputs
-    assert nat["natIps"] == [f"link of gkr-us-east5-nat-{index}" for index in range(6)]
+    assert nat["natIps"] == [f"link of gkr-us-east5-nat-{index}" for index in range(count)]
     assert nat["subnetworks"] == [{"name": "link of gkr-us-east5", "sourceIpRangesToNats": ["ALL_IP_RANGES"]}]
-    assert len([one for one in recorded.of(ADDRESS) if one.inputs["addressType"] == "EXTERNAL"]) == 6
+    assert len([one for one in recorded.of(ADDRESS) if one.inputs["addressType"] == "EXTERNAL"]) == count
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -198,8 +200,18 @@ def test_buckets_are_private_kept_and_next_to_the_gpus() -> None:
     assert inputs["publicAccessPrevention"] == "enforced"
     assert inputs["hierarchicalNamespace"] == {"enabled": True}
     assert inputs["softDeletePolicy"] == {"retentionDurationSeconds": 0}
-    [rule] = inputs["lifecycleRules"]
-    assert rule == {"action": {"type": "Delete"}, "condition": {"age": 90}}
+
+
+def test_old_runs_go_from_a_bucket_and_the_datasets_beside_them_stay() -> None:
+    abandoned, old = run_shipped(ULTRA).one(BUCKET, "example-gkr-prod-us-east5").inputs["lifecycleRules"]
+    assert abandoned == {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}}
+    assert old == {"action": {"type": "Delete"}, "condition": {"age": 90, "matchesPrefixes": ["runs/"]}}
+    recorded = run_region(ULTRA, "bucket.delete_below=[]")
+    _, everything = recorded.one(BUCKET, "example-gkr-prod-us-east5").inputs["lifecycleRules"]
+    assert everything["condition"] == {"age": 90}
+    recorded = run_region(ULTRA, "bucket.delete_after_days=null")
+    [only] = recorded.one(BUCKET, "example-gkr-prod-us-east5").inputs["lifecycleRules"]
+    assert only == abandoned
 
 
 def test_pods_of_this_cluster_alone_write_to_its_bucket_and_read_the_shared_one() -> None:
@@ -241,3 +253,25 @@ def test_file_systems_are_in_the_zone_of_the_gpus() -> None:
     assert (lustre.inputs["capacityGib"], lustre.inputs["perUnitStorageThroughput"]) == ("180000", "500")
     assert lustre.inputs["filesystem"] == "scratch"
     assert lustre.protect
+
+
+def test_the_platform_is_told_who_may_launch_and_which_machines_come_on_request() -> None:
+    found = read_region(run_shipped(SMALL).outputs["facts"], stack=SMALL)
+    assert found.researchers == ["group:research@example.com"]
+    assert found.queued == {"mega-flex": 86_400}
+    assert read_region(run_shipped(ULTRA).outputs["facts"], stack=ULTRA).queued == {}
+    unlimited = run_region(SMALL, "gpu_pools.mega-flex.capacity.max_run=null").outputs["facts"]
+    assert unlimited["queued"] == {"mega-flex": 7 * 86_400}
+
+
+def test_a_cluster_resolves_the_groups_that_launch_in_it() -> None:
+    assert run_shipped(ULTRA).one(CLUSTER, "us-east5").inputs["authenticatorGroupsConfig"] == {
+        "securityGroup": "gke-security-groups@example.com"
+    }
+    assert "authenticatorGroupsConfig" not in run_shipped(BED).one(CLUSTER, "bed-a").inputs
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_a_load_balancer_reaches_every_node_of_a_cluster_of_any_size(name: str) -> None:
+    [cluster] = run_shipped(name).of(CLUSTER)
+    assert cluster.inputs["enableL4IlbSubsetting"] is True

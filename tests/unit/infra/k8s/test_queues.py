@@ -134,9 +134,13 @@ def test_a_pool_that_the_region_does_not_have_is_refused_with_the_near_one() -> 
     assert "ultra" in refused.value.hint
 
 
-def test_a_pool_whose_machines_are_not_delivered_still_has_its_flavor() -> None:
-    objects = rendered(kueue(Queue(name="research", nodes={"ultra": 0})), region(ultra=0))
-    assert quota(of(objects, "ClusterQueue")["research"], "ultra", "nvidia.com/gpu") == "0"
+@pytest.mark.parametrize(("there", "research", "urgent"), [(0, "0", "0"), (2, "16", "0"), (4, "24", "8")])
+def test_nobody_is_admitted_to_machines_that_are_not_there_yet(there: int, research: str, urgent: str) -> None:
+    """Queues of an undelivered reservation are written before it comes; its flavor is there, and empty."""
+    queues = Queue(name="research", nodes={"ultra": 3}), Queue(name="urgent", nodes={"ultra": 1})
+    found = of(rendered(kueue(*queues), region(ultra=there)), "ClusterQueue")
+    assert quota(found["research"], "ultra", "nvidia.com/gpu") == research
+    assert quota(found["urgent"], "ultra", "nvidia.com/gpu") == urgent
 
 
 def test_no_topology_where_it_is_switched_off_or_no_machine_has_gpus() -> None:
@@ -144,3 +148,28 @@ def test_no_topology_where_it_is_switched_off_or_no_machine_has_gpus() -> None:
     cpu = rendered(kueue(Queue(name="research", nodes={"cpu": 1})), region(cpu=1))
     assert of(off, "Topology") == of(cpu, "Topology") == {}
     assert "topologyName" not in of(off, "ResourceFlavor")["ultra"]["spec"]
+
+
+def test_a_job_on_machines_that_come_on_request_is_admitted_when_its_request_is_granted() -> None:
+    """Nothing else makes the nodes of a queued pool: admitted at once, its pods would wait for ever."""
+    facts = region(cpu=2, ultra=3, more=2).model_copy(update={"queued": {"more": 86_400}})
+    objects = rendered(kueue(Queue(name="research", nodes={"cpu": 2, "ultra": 3, "more": 2})), facts)
+    queue = of(objects, "ClusterQueue")["research"]["spec"]
+    [check] = queue["admissionChecksStrategy"]["admissionChecks"]
+    assert check == {"name": "more", "onFlavors": ["more"]}
+    parameters = of(objects, "AdmissionCheck")["more"]["spec"]["parameters"]
+    asked = of(objects, parameters["kind"])[parameters["name"]]["spec"]
+    assert asked == {
+        "managedResources": ["nvidia.com/gpu"],
+        "parameters": {"maxRunDurationSeconds": "86400"},
+        "provisioningClassName": "queued-provisioning.gke.io",
+    }
+    flavors = of(objects, "ResourceFlavor")
+    assert [one["key"] for one in flavors["more"]["spec"]["tolerations"]] == ["cloud.google.com/gke-queued"]
+    assert "tolerations" not in flavors["ultra"]["spec"]
+
+
+def test_machines_that_are_there_need_no_request() -> None:
+    objects = rendered(kueue(Queue(name="research", nodes={"ultra": 3})), region(cpu=2, ultra=3))
+    assert not of(objects, "AdmissionCheck")
+    assert "admissionChecksStrategy" not in of(objects, "ClusterQueue")["research"]["spec"]

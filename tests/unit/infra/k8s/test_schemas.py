@@ -16,6 +16,7 @@ from infra.components.k8s.fabric import API as NETWORKING
 from infra.components.k8s.installers import installer_objects
 from infra.components.k8s.namespaces import content_objects, namespace_objects
 from infra.components.k8s.queues import local_queues, queue_objects
+from infra.components.k8s.rights import rights_objects
 from infra.components.k8s.shared import shared_services
 from infra.components.k8s.syncer import access_objects
 from infra.components.k8s.webhook import webhook_objects
@@ -68,6 +69,7 @@ def declared(name: str, environment: dict[str, str]) -> list[dict[str, Any]]:
     return [
         *namespace_objects([NAMESPACE, *config.namespaces]),
         *content_objects([NAMESPACE, *config.namespaces], site=site, secrets={}),
+        *rights_objects(config.namespaces, researchers=region.researchers),
         *installer_objects(config.installers, machines=[one.machine for one in region.fabrics]),
         *webhook_objects(image=IMAGE, site=site, version=config.kueue.chart.version),
         *queue_objects(config.kueue, region=region, holdings=holdings(shared) if shared else {}),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,6 +235,33 @@ def test_kill_after_kill_it_ends_with_the_same_bytes(source: str, dataset: str, 
         assert len(codes) < 12, codes
     assert codes[-1] == 0
     assert len(codes) > 2
+    assert content(uri) == content(dataset)
+
+
+def test_a_preparation_whose_files_are_lost_says_how_to_begin_again(source: str, dataset: str, tmp_path: Path) -> None:
+    uri = manifest_in(tmp_path)
+    assert go_until_killed(source, uri, "commit", 4) == -signal.SIGKILL
+    (work,) = path_of(uri).parent.glob(".prepare-work-*")
+    (work / "train.rows").unlink()
+    with pytest.raises(DataError, match=f"remove {work} and start again"):
+        advance(Job(source, uri, RULES))
+    shutil.rmtree(work)
+    assert advance(Job(source, uri, RULES)).done
+    assert content(uri) == content(dataset)
+
+
+def test_a_full_disk_is_said_and_with_room_it_goes_on(source: str, dataset: str, tmp_path: Path) -> None:
+    uri = manifest_in(tmp_path)
+    options = ["--source", source, "--manifest", uri, "--rules", RULES.model_dump_json()]
+    limited = f'ulimit -f 4; exec {sys.executable} -m services.prepare "$@"'  # files of at most 4 KiB
+    done = subprocess.run(
+        ["bash", "-c", limited, "-", *options], capture_output=True, text=True, check=False, timeout=90
+    )
+    assert (done.returncode, done.stdout) == (100, "")
+    assert "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr
+    assert "free space" in done.stderr
+    assert advance(Job(source, uri, RULES)).done
     assert content(uri) == content(dataset)
 
 

@@ -6,12 +6,16 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from services.wire.arena import (
     MAX_RELEASED,
+    ArenaAddress,
     ArenaError,
     Place,
     ReadArena,
@@ -20,6 +24,7 @@ from services.wire.arena import (
     pack_envelope,
     unpack_envelope,
 )
+from storage.memory import sealed_memory
 
 MIB = 1 << 20
 
@@ -160,6 +165,26 @@ def test_another_file_process_or_size_is_refused() -> None:
         ReadArena(arena.address._replace(size=2 * MIB))
     with pytest.raises(ArenaError, match="descriptor"):
         ReadArena(arena.address._replace(inode=1))
+
+
+def test_an_arena_too_small_to_be_one_is_refused() -> None:
+    """Its four bytes were read as a number of eight, which ended the thread that serves everybody."""
+    file = sealed_memory("gkr-arena", size=4)
+    with closing(open(file, "rb")), pytest.raises(ArenaError, match="has 4 bytes"):  # noqa: PTH123
+        ReadArena(ArenaAddress(os.getpid(), file, os.fstat(file).st_ino, 4, 0))
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    file = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    address = ArenaAddress(os.getpid(), file, os.fstat(file).st_ino, MIB, 0)
+    with closing(open(file, "rb")), ThreadPoolExecutor(1) as pool:  # noqa: PTH123
+        refused = pool.submit(ReadArena, address)
+        try:
+            with pytest.raises(ArenaError, match="pipe"):
+                refused.result(20)
+        finally:
+            os.close(os.open(tmp_path / "pipe", os.O_RDWR))  # lets go of one that waits
 
 
 def test_an_arena_ends_with_its_process() -> None:

@@ -16,6 +16,7 @@ from services.wire.frames import (
     MAX_TENSORS,
     VERSION,
     Buffer,
+    ErrorBody,
     FrameError,
     Header,
     Kind,
@@ -25,6 +26,7 @@ from services.wire.frames import (
     encode_body,
     encode_tensors,
     pack,
+    pack_error,
     unpack,
 )
 from services.wire.messages import EncodeArgs
@@ -90,6 +92,14 @@ def test_the_body_comes_back_typed() -> None:
     assert decode_body(unpack(message({})).body, as_type=EncodeArgs) == EncodeArgs(captions=["a seven"])
 
 
+def test_half_a_surrogate_pair_cannot_be_sent_and_does_not_keep_an_error_from_being_told() -> None:
+    """As captions have them that were cut in JSON, and file names that are not UTF-8."""
+    with pytest.raises(FrameError, match="cannot be encoded"):
+        encode_body(EncodeArgs(captions=["a seven \ud83d"]))
+    (frame,) = pack_error(request=1, code="refused", message="no file \udcff.png", hint="\udcff")
+    assert decode_body(unpack([frame]).body, as_type=ErrorBody).message == "no file ?.png"
+
+
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"captions": [1]}), b"\x91" * 10_000])
 def test_a_body_of_another_type_is_refused(body: bytes) -> None:
     with pytest.raises(FrameError):
@@ -150,6 +160,12 @@ def test_a_head_of_endless_depth_is_refused() -> None:
 def test_an_array_of_python_objects_cannot_be_sent() -> None:
     with pytest.raises(FrameError, match="only bool"):
         encode_tensors({"x": np.array([object()])})
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "half a pair \ud83d", "two\nlines"])
+def test_a_name_that_cannot_travel_is_refused_before_the_message_is_sent(name: str) -> None:
+    with pytest.raises(FrameError, match="printable characters"):
+        encode_tensors({name: np.zeros(1)})
 
 
 def test_a_name_cannot_be_there_twice() -> None:

@@ -155,11 +155,22 @@ def test_a_client_does_not_go_on_unsealed() -> None:
 def test_challenges_that_nobody_answers_are_forgotten() -> None:
     here = Gate(SECRET, is_connected=lambda route: route == ROUTE)
     client = meet(here)
-    for number in range(5000):
+    for number in range(10_000):
         nonce = new_nonce()
         here.challenge(f"{number}".encode(), hello(nonce))
-    assert len(here._seals) <= 4096 + 1
+    assert len(here._seals) <= 8192
     assert here.open(ROUTE, client.close(request())) is not None
+
+
+def test_as_many_as_a_replica_takes_can_greet_while_as_many_are_connected() -> None:
+    """A newcomer's key was the first to go when 4096 were connected, so the replica called its greeting unsealed."""
+    connected = {f"{number}".encode() for number in range(4096)}
+    here = Gate(SECRET, is_connected=connected.__contains__)
+    for route in connected:
+        meet(here, route=route)
+    newcomers = [(f"new-{number}".encode(), meet(here, route=f"new-{number}".encode())) for number in range(100)]
+    for route, seals in newcomers:
+        assert here.open(route, seals.close(hello(b""))) is not None
 
 
 def test_the_secret_is_made_of_the_runs_token_and_absent_without_keys(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from spec.train import ModelConfig
 from storage import Bucket, shard_files
 from storage.cache import Cache
 from storage.shard_files import Origin, ShardFile
-from tests.builders.object_store import ObjectServer, environment_of, serve_objects
+from tests.builders.object_store import ObjectServer, Wire, environment_for, environment_of, serve_objects
 from tests.builders.pictures import encoded, picture
 from tests.builders.tar_datasets import Picture, make_tar_dataset
 from tests.unit.training.data.conftest import SHAPE, make_dataset
@@ -27,6 +30,7 @@ from training.data.fill import Filler
 from training.data.loader import Loader, LocalBatch
 from training.data.mixture import Mixture, Segment
 from training.data.plan import Plan, Source
+from training.data.work import Delivery, Order, plan_work
 
 SECONDS = 60.0
 SHARDS, PER_SHARD = 20, 100
@@ -134,6 +138,27 @@ def test_workers_read_by_range_until_the_shards_are_copied(server: ObjectServer,
     assert not [one for one in threading.enumerate() if one.name == "loader-fill"]
 
 
+def test_counts_are_those_since_the_loader_was_made(server: ObjectServer, tmp_path: Path) -> None:
+    some = [Picture(encoded(picture(number)), 32, 24) for number in range(60)]
+    here = make_tar_dataset(tmp_path / "here", train=some, per_shard=60)
+    uri, cache = send(here, server.open()), Cache(tmp_path / "cache")
+    cache.count(fetched=100, fetched_bytes=10_000)
+    size = sum(one.bytes for one in open_manifest(here).splits.train) + 60 * 28
+    with a_loader(uri, cache.root) as loader:
+        loader.next(SECONDS)
+        counts = loader.cache_counts()
+        assert (counts["fetched"], counts["fetched_bytes"]) == (2, size), "the index and the shard"
+    with a_loader(uri, cache.root) as loader:
+        loader.next(SECONDS)
+        assert loader.cache_counts()["fetched"] == 0
+        cache.count(damaged=1)
+        assert loader.cache_counts()["damaged"] == 1
+        shutil.rmtree(cache.root)
+        assert not any(loader.cache_counts().values()), "a cache that was made anew counts anew"
+    with a_loader(here, cache.root) as loader:
+        assert loader.cache_counts() == {}
+
+
 def test_what_does_not_fit_is_read_by_range_all_the_time(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +231,47 @@ def test_a_store_that_is_away_is_an_error_that_may_pass_and_no_reason_for_replac
             assert loader.quarantined() == []
             own.start()
             assert loader.next(SECONDS).position == 0
+
+
+def test_what_a_store_did_not_answer_is_asked_for_once_more(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new attempt of the whole learner costs more than one more request."""
+    here = large(tmp_path / "here")
+    uri, wire = send(here, server.open()), Wire(server.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", environment_for(wire.port)["AWS_ENDPOINT_URL"])
+    monkeypatch.setattr(fill, "WHOLE_SHARE", 2.0)
+    wire.fail_reads = 1
+    with (
+        closing(wire),
+        a_loader(here, tmp_path / "cache") as other,
+        a_loader(uri, tmp_path / "cache", workers=1, prefetch=1) as loader,
+    ):
+        assert content(loader.next(SECONDS)) == content(other.next(SECONDS))
+        wire.fail_reads = 10_000
+        with pytest.raises(UnreachableError, match="400 Bad Request"):
+            deque(iter(lambda: loader.next(SECONDS), None), maxlen=0)  # what was ready before is delivered
+        assert loader.quarantined() == []
+
+
+def test_copying_goes_on_when_access_is_given_again(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Credentials that had run out ended the thread that copies, and all was read by range from then on."""
+    monkeypatch.setattr(fill, "AGAIN_SECONDS", 0.05)
+    some = [Picture(encoded(picture(number)), 32, 24) for number in range(60)]
+    here = make_tar_dataset(tmp_path / "here", train=some, per_shard=10)
+    uri, cache = send(here, server.open()), Cache(tmp_path / "cache")
+    order = Order([uri], seed=1, learner="east", batch=12)
+    delivery = Delivery(ModelConfig(image_size=16, channels=3))
+    planned = plan_work(order, delivery=delivery, world_size=1, cache=cache.root)
+    one = Filler(planned.work.sources, refs=planned.plan.refs, position=0, share=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        one.advance(0)
+        wait_for(lambda: "access is refused" in caplog.text)
+    wait_for(lambda: cache.counts.fetched == 7)  # with the index
+    one.close()
 
 
 def test_workers_find_a_bucket_that_the_rank_learned_of_after_the_first_worker(

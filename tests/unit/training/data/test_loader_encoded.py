@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import signal
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,13 @@ def test_a_loader_of_several_sizes_goes_on_from_position_and_starts(dataset: str
         assert content([loader.next(SECONDS) for _ in range(6)]) == content(want)
 
 
+def test_a_table_of_sizes_that_a_crash_cut_off_is_made_again(dataset: str) -> None:
+    want = content(batches(dataset, 6, buckets=BUCKETS))
+    (table,) = (path_of(dataset).parents[1] / "cache" / "buckets").iterdir()
+    os.truncate(table, 7)
+    assert content(batches(dataset, 6, buckets=BUCKETS)) == want
+
+
 def test_a_size_that_too_few_images_have_is_joined_with_another(tmp_path: Path) -> None:
     train = [*pictures(60), Picture(encoded(picture(60, width=40, height=10)), 40, 10)]
     uri = make_tar_dataset(tmp_path / "rare", train=train)
@@ -246,6 +254,17 @@ def test_an_index_that_was_changed_is_refused(dataset: str) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match="index is not the one"):
         a_loader(dataset)
+
+
+def test_a_worker_that_cannot_begin_says_why(dataset: str) -> None:
+    """The dataset went away, and then a worker: its successors died one after the other, without a word to the rank."""
+    with a_loader(dataset, workers=1, prefetch=1) as loader:
+        loader.next(SECONDS)
+        (path_of(dataset).parent / "index.bin").unlink()
+        os.kill(loader.pids[0], signal.SIGKILL)
+        with pytest.raises(DataError, match="the dataset's index cannot be read"):
+            deque(iter(lambda: loader.next(SECONDS), None), maxlen=0)  # what was ready before is delivered
+        assert len(loader.pids) == 1
 
 
 def test_the_test_split_can_be_read_in_the_same_way(dataset: str) -> None:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
+import time
 from collections.abc import Generator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
-from spec.errors import DataError
+from spec.errors import DataError, UnreachableError
 from spec.shards import open_manifest, path_of
 from spec.train import ModelConfig
 from training.data.loader import Loader, LocalBatch, WorkerEvent
+from training.data.plan import Refs
+from training.data.pool import WorkerProcess
+from training.data.tickets import Ticket, as_records
+from training.data.work import Delivery, Order, plan_work
 
 SECONDS = 30.0
+F_GETPIPE_SZ, PIPE_BUF = 1032, 4096
 MODEL = ModelConfig(image_size=4, channels=1)
 ROOT = Path(__file__).parents[4]
 SHARED_MEMORY = Path("/dev/shm")
@@ -157,7 +168,7 @@ def test_a_worker_that_hangs_is_named_at_the_deadline_and_can_go_on(dataset: str
         (pid,) = loader.pids
         os.kill(pid, signal.SIGSTOP)
         take(loader, 1)
-        with pytest.raises(DataError, match=rf"no batch for position 32 within 0.05 s.*{pid}"):
+        with pytest.raises(UnreachableError, match=rf"no batch for position 32 within 0.05 s.*{pid}"):
             loader.next(0.05)
         os.kill(pid, signal.SIGCONT)
         assert loader.next(SECONDS).position == 32
@@ -171,14 +182,58 @@ def test_a_position_that_kills_every_worker_is_an_error_at_last(dataset: str) ->
         os.mkfifo(path)
     with a_loader(dataset, workers=1, prefetch=1) as loader:
         killed: set[int] = set()
+
+        def is_next() -> bool:
+            """The third one tells that it has begun with a sample: who dies before blames none."""
+            begun = 0 if len(killed) == 2 else -1
+            return not killed & set(loader._pids()) and loader._workers[0].row == begun
+
         for _ in range(3):
             with loader._changed:
-                assert loader._changed.wait_for(lambda: not killed & set(loader._pids()), SECONDS)
+                assert loader._changed.wait_for(is_next, SECONDS)
                 (pid,) = loader._pids()
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         with pytest.raises(DataError, match=r"3 loader workers in a row died \(SIGKILL\).*position 0"):
             loader.next(SECONDS)
+
+
+def test_a_position_whose_workers_die_before_its_first_sample_is_tried_again(dataset: str) -> None:
+    """Deaths that no sample can have caused, as the out-of-memory killer's, end no run and replace no sample."""
+    with a_loader(dataset, workers=1, prefetch=1) as loader:
+        killed: set[int] = set()
+        for _ in range(4):
+            with loader._changed:  # its pump cannot take what the worker says before it dies
+                assert not killed & set(loader._pids())
+                (pid,) = loader._pids()
+                loader._workers[0].row = -1
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+                assert loader._changed.wait_for(lambda: not killed & set(loader._pids()), SECONDS)
+        assert loader.next(SECONDS).noise.tobytes() == wanted(dataset, 1)[0]
+        assert loader.quarantined() == []
+
+
+def test_who_answers_a_careful_ticket_has_no_sample_left_to_die_of(dataset: str) -> None:
+    """A worker that was killed while it sent its answer had the first sample blamed."""
+    order = Order([dataset], seed=0, learner="east", batch=4)
+    work = plan_work(order, delivery=Delivery(MODEL), world_size=1, cache=None).work
+    one = np.zeros(12_000, dtype=np.int64)
+    worker = WorkerProcess(work, index=0)
+    try:
+        worker.hand(Ticket(0, 0, 0, as_records(Refs(one, one, one)), is_careful=True))
+        size, until = fcntl.fcntl(worker.results, F_GETPIPE_SZ), time.monotonic() + SECONDS
+        while struct.unpack("i", fcntl.ioctl(worker.results, termios.FIONREAD, b"1234"))[0] < size - 4 * PIPE_BUF:
+            worker.send()
+            assert time.monotonic() < until
+            threading.Event().wait(0.01)
+        os.kill(worker.pid, signal.SIGKILL)
+        assert list(worker.receive()) == [], "the answer does not fit into the pipe"
+        assert worker._received > 0
+        assert worker.row == -1
+    finally:
+        worker.release()
+        worker.reap(timeout_seconds=SECONDS)
 
 
 def test_closing_ends_the_workers_and_may_be_repeated(dataset: str) -> None:

@@ -18,6 +18,7 @@ from spec.errors import GkrError, NotFoundError
 from spec.events import Check
 from spec.plan import LearnerPlan, NodePlan, Plan
 from spec.train import CheckpointConfig, LanguageModelConfig, ModelConfig, TrainConfig
+from storage.cache import Cache
 from training.models.families import make_network
 from training.preflight import PreflightRequest, check_node, job, refusal, run_host_checks
 from training.preflight.measurements import Store, TwoSteps
@@ -146,12 +147,14 @@ class PlainNode:
                 return None
 
 
-def test_a_node_runs_host_checks_and_the_real_model(tmp_path: Path) -> None:
+def test_a_node_runs_host_checks_and_the_real_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow by its nature: a child imports torch."""
     uri = (tmp_path / "digits" / "manifest.json").as_uri()
     prepare(uri, source="sklearn-digits", shard_samples=256, lock_timeout_seconds=30)
-    asked = request(tmp_path, manifest=uri, train=TrainConfig())
+    monkeypatch.setenv("GKR_DATA_CACHE", str(tmp_path / "cache"))
+    asked = request(tmp_path, manifest=uri, train=TrainConfig(), data_cache_limit=2**20)
     checks = check_node(asked, node=PlainNode(tmp_path / "node"), log=tmp_path / "log")
+    assert Cache(tmp_path / "cache").limit_bytes == 2**20, "what the checks copy stays below the limit too"
     found = by_id(checks)
     assert found["M1"].verdict == "PASS", (found["M1"], (tmp_path / "log").read_text())
     assert found["H1.scratch"].verdict != "FAIL"
@@ -207,7 +210,8 @@ def plan(folder: Path) -> Plan:
     )
     learner = LearnerPlan(
         name="east", cluster="local-0", region="r", gpu=None, nodes=[node], world_size=2,
-        data_manifest="file:///data/manifest.json", checkpoints=(folder / "checkpoints").as_uri(),
+        data_manifest="file:///data/manifest.json", data_cache_limit=2**30,
+        checkpoints=(folder / "checkpoints").as_uri(),
     )  # fmt: skip
     return Plan(experiment="e", run="r", backend="local", learners=[learner], train=TrainConfig())
 
@@ -218,6 +222,7 @@ def test_a_plan_tells_what_a_node_needs(tmp_path: Path) -> None:
     assert asked.memory_bytes == 2**30
     assert asked.shm_bytes == 64 * MIB
     assert asked.manifest == "file:///data/manifest.json"
+    assert asked.data_cache_limit == 2**30
     assert asked.disk_bytes > checkpoint_bytes(TrainConfig())
     with pytest.raises(NotFoundError, match="no node 'n9'"):
         PreflightRequest.for_node(plan(tmp_path), learner="east", node="n9")

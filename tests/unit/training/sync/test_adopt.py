@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -113,10 +114,17 @@ def test_invalid_discards_and_the_third_in_a_row_ends_the_learner() -> None:
     after, action = decide(AHEAD, verdict=answer("invalid"), pending_limit=LIMIT)
     assert (action, after.discarded_samples, after.pending_samples, after.invalid_in_row) == ("assign", 55, 0, 1)
     again, _ = decide(after, verdict=answer("invalid"), pending_limit=LIMIT)
-    with pytest.raises(QuarantinedError, match="3 contributions in a row"):
+    with pytest.raises(QuarantinedError, match="too many contributions in a row"):
         decide(again, verdict=answer("invalid"), pending_limit=LIMIT)
     forgiven, _ = decide(again, verdict=answer("merged"), pending_limit=LIMIT)
     assert forgiven.invalid_in_row == 0
+
+
+def test_a_learner_on_probation_ends_with_the_first_invalid_contribution() -> None:
+    """It would train two more rounds for nothing: the syncer takes nothing more of it."""
+    verdict = msgspec.structs.replace(answer("invalid"), quarantined=True)
+    with pytest.raises(QuarantinedError, match="because"):
+        decide(AHEAD, verdict=verdict, pending_limit=LIMIT)
 
 
 def test_a_fenced_process_may_not_go_on() -> None:
@@ -176,6 +184,15 @@ def test_a_learner_that_comes_back_goes_on_with_the_fragment_the_others_wait_for
 def test_a_fragment_that_fell_behind_goes_first() -> None:
     ahead, behind = FragmentState(base_version=5, steps_to_due=3), FragmentState(base_version=4, steps_to_due=13)
     assert [one.steps_to_due for one in learner(ahead, behind).in_order().fragments] == [13, 3]
+
+
+def test_after_a_late_answer_what_comes_next_is_due_at_once_and_the_order_stays() -> None:
+    state = LearnerSyncState(fragments=(FragmentState(base_version=4), FragmentState(base_version=3)))
+    state = state.spread(inner_steps=20)
+    assert state.due() is None
+    hurried = state.hurry()
+    assert hurried.due() == 1, "the one that is furthest behind"
+    assert [one.steps_to_due for one in hurried.fragments] == [10, 0]
 
 
 def test_no_second_contribution_of_a_fragment_in_flight() -> None:

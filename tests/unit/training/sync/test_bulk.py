@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import socket
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.builders.sync_world import DEADLINE, LAYOUT, Server
 from tests.unit.training.sync.conftest import Join, Serve
+from training.sync.bulk import BulkHandler
 from training.sync.layout import Layout
 from training.sync.messages import Contribution, PartHeader, PartReceipt, encode
+from training.sync.wire import SyncServer
 
 
 def ask(
@@ -88,6 +92,42 @@ def test_bodies_that_are_wrong_are_refused_and_the_port_goes_on(serve: Serve, le
     assert ask(server, "POST", "register", b"[]", port="control")[1]["reason"] == "bad_request"
     status, reply = ask(server, "POST", "register", b"", port="control", Content_Length=str(2**40))
     assert (status, reply["reason"]) == (413, "too_large")
+
+
+def test_what_only_looks_like_a_number_gets_its_reason(serve: Serve) -> None:
+    """Nobody who is cut off instead of refused hears why, and a learner would try again until its deadline."""
+    server, many = serve(), b"1" * 5000
+    for address, request, length, reason in (
+        (server.bulk, b"PUT /v1/r1/chunks/key/\xb2", b"0", "unknown_path"),
+        (server.bulk, b"PUT /v1/r1/chunks/key/" + many, b"0", "unknown_path"),
+        (server.bulk, b"POST /v1/r1/theta/0/" + many, b"0", "unknown_path"),
+        (server.bulk, b"PUT /v1/r1/part", b"\xb2", "bad_request"),
+        (server.bulk, b"PUT /v1/r1/part", many, "bad_request"),
+        (server.control, b"GET /v1/r1/parts/east/1/0/1/\xb9", b"0", "unknown_path"),
+        (server.control, b"GET /v1/r1/version?at_least=inf", b"0", "bad_request"),
+        (server.control, b"GET /v1/r1/version?wait=nan", b"0", "bad_request"),
+        (server.control, b"GET /v1/r1/version?wait=soon", b"0", "bad_request"),
+    ):
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=DEADLINE) as connection:
+            connection.sendall(request + b" HTTP/1.1\r\nContent-Length: " + length + b"\r\n\r\n")
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert json.loads(response.read())["reason"] == reason, request[:60]
+
+
+def test_a_bug_in_a_handler_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """And a sender that went away is not."""
+    server = SyncServer(("127.0.0.1", 0), BulkHandler, run="r1")
+    try:
+        for error in (ConnectionResetError("gone"), AssertionError("a bug")):
+            try:
+                raise error
+            except (OSError, AssertionError):
+                server.handle_error(None, ("127.0.0.1", 1))
+    finally:
+        server.server_close()
+    assert [(one.levelname, one.exc_info[1]) for one in caplog.records if one.exc_info] == [("ERROR", error)]
 
 
 def test_a_large_body_that_is_refused_still_gets_its_reason(serve: Serve, learn: Join) -> None:

@@ -19,6 +19,7 @@ from spec.events import Note
 from spec.sync import SyncConfig
 from tests.builders.sync_world import DEADLINE, Server, make_plan, together, wait_until
 from tests.unit.training.sync.conftest import Serve
+from training.sync import carrier
 from training.sync.chunks import CHUNK_BYTES
 from training.sync.client import SyncClient
 from training.sync.contract import contract_hash
@@ -224,6 +225,29 @@ def test_a_body_that_does_not_get_through_in_time_is_said(server: Server, connec
         client.put_part(delta, ema=delta, ranges=BIG.whole, generation=generation, seq=1, rank=0)
 
 
+def test_whoever_finds_all_connections_busy_to_the_end_says_so(
+    server: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is sent again and again to a syncer that is away holds the only one."""
+    monkeypatch.setattr(carrier, "_SILENCE_SECONDS", 0.2)
+    client = connect(server, connections=1, layout=MEDIUM, barrier_timeout_seconds=3.0)
+    generation = client.register(contract_hash(server.plan), world_size=1).generation
+    server.kill()
+    values = np.ones(MEDIUM.total, np.float32)
+
+    def send() -> None:
+        with pytest.raises(UnreachableError, match="did not answer part in time"):
+            client.put_part(values, ema=values, ranges=MEDIUM.whole, generation=generation, seq=1, rank=0)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    bulk = client._bulk  # pyright: ignore[reportPrivateUsage]
+    wait_until(lambda: bulk._idle.empty())  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(UnreachableError, match=r"all 1 connections to the syncer at .* are busy"):
+        bulk.fetch(0, fragment=0, ranges=MEDIUM.whole, until=time.monotonic())
+    sender.join(DEADLINE)
+
+
 def test_at_one_megabit_a_second_no_lease_is_lost(server: Server, connect: Connect) -> None:
     """The upload takes more than two leases; heartbeats have a connection of their own."""
     rate = 1e6 / 8
@@ -240,6 +264,17 @@ def test_at_one_megabit_a_second_no_lease_is_lost(server: Server, connect: Conne
     assert not [one for one in server.events() if isinstance(one, Note) and "silent" in one.text]
     assert [one.state for one in client.status().members] == ["active"]
     assert not client.fenced
+
+
+def test_a_learner_that_is_done_does_not_fail_because_the_syncer_ended_before_its_answer_came(
+    server: Server, connect: Connect
+) -> None:
+    """The syncer ends when the last one has left."""
+    client = connect(server, barrier_timeout_seconds=2.0)
+    generation = client.register(contract_hash(server.plan), world_size=1).generation
+    assert client.leave(generation)
+    server.kill()
+    assert not client.leave(generation)
 
 
 def test_heartbeats_bring_news_back(server: Server, connect: Connect) -> None:

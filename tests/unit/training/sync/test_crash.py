@@ -1,9 +1,13 @@
-"""Kill the syncer at every step of its work, or fill its disk: weights and ledger come out as if nothing happened."""
+"""Invariant I9: kill the syncer at every step of its work, or fill its disk, and weights and ledger come out as if
+nothing had happened.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,13 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spec.errors import ConfigError, DataError
-from storage import open_bucket
+from spec.errors import ConfigError, DataError, UnreachableError
+from storage import Stored, open_bucket
+from storage.folder import Folder
 from tests.builders.object_store import QUICK, ObjectServer, Wire, environment_for, serve_objects
-from tests.builders.sync_bench import BARRIER, KINDS, ROUNDS, Bench, Crash, Kind, Trap, crash
-from tests.builders.sync_world import LAYOUT, make_plan, seed_weights
+from tests.builders.sync_bench import BARRIER, DECOUPLED, KINDS, ROUNDS, Bench, Crash, Kind, Trap, crash
+from tests.builders.sync_world import LAYOUT, make_plan, seed_weights, wait_until
+from training.sync.contract import contract_hash
+from training.sync.core import FETCH_SECONDS
+from training.sync.journal import Journal
+from training.sync.messages import RegisterArgs
 from training.sync.refusals import Refusal
-from training.sync.store import DeposedError
+from training.sync.store import DeposedError, Store
 from training.sync.syncer import Syncer
 
 POINTS = (
@@ -199,6 +208,32 @@ def test_only_so_many_states_are_kept_and_earlier_versions_are_served_from_them(
         bench.syncer.desk.weights(1)
 
 
+def test_a_version_that_a_learner_is_fetching_stays_until_it_asks_for_another(build: Build, tmp_path: Path) -> None:
+    """Over a slow link a fetch outlasts many merges: one that began anew each time would never end."""
+    bench = build(tmp_path, kind=DECOUPLED)
+    bench.begin()
+    desk, clock = bench.syncer.desk, bench.syncer.core.clock
+    first = desk.weights(0, learner="east")[0].tobytes()
+    bench.round(1)
+    bench.round(2)
+    assert bench.syncer.core.state.versions == [4]
+    assert desk.weights(0, learner="east")[0].tobytes() == first
+    with pytest.raises(Refusal, match="the newest is 4"):
+        desk.weights(2, learner="west")
+    desk.weights(4, learner="east")
+    bench.merge(("east",), number=5, fragment=0, seq=3, base=4)
+    with pytest.raises(Refusal, match="the newest is 5"):
+        desk.weights(0, learner="east")
+    assert len(list(bench.bucket.list("states"))) == 2
+    # Whoever has not asked for long has it, or is gone.
+    desk.weights(4, learner="east")
+    bench.syncer.core.clock = lambda: clock() + FETCH_SECONDS + 1
+    for number in (6, 7):
+        bench.merge(("west",), number=number, fragment=0, seq=number, base=5)
+    with pytest.raises(Refusal, match="the newest is 7"):
+        desk.weights(4, learner="east")
+
+
 def test_contributions_with_bad_data_get_an_invalid_verdict(build: Build, tmp_path: Path) -> None:
     bench = build(tmp_path)
     bench.begin()
@@ -210,6 +245,12 @@ def test_contributions_with_bad_data_get_an_invalid_verdict(build: Build, tmp_pa
     verdict = bench.syncer.desk.commit(bench.send("east", seq=2, base=0, delta=good, ema=bad), wait_seconds=0)
     assert verdict is not None
     assert (verdict.kind, "EMA has elements" in verdict.reason) == ("invalid", True)
+    assert not verdict.quarantined
+    bench.syncer.desk.commit(bench.send("east", seq=3, base=0, delta=bad, ema=good), wait_seconds=0)
+    bench.generation["east"] = bench.syncer.desk.register(bench.register("east")).generation
+    verdict = bench.syncer.desk.commit(bench.send("east", seq=4, base=0, delta=bad, ema=good), wait_seconds=0)
+    assert verdict is not None
+    assert verdict.quarantined, "taken again on probation, it is told at once"
     assert bench.syncer.desk.commit(bench.send("west", seq=1, base=0, delta=good, ema=good), wait_seconds=0) is None
 
 
@@ -286,6 +327,110 @@ def test_a_commit_whose_answer_is_lost_counts_once(
     assert len(wired.alarms()) == 1
     assert wired.outcome() == expected
     assert wired.merges() == [1, 2, 3]
+
+
+class Forgetful(Folder):
+    """Says once, where it has replaced HEAD, that it does not know whether it has."""
+
+    loses = False
+
+    def replace(self, key: str, data: bytes, *, tag: str) -> str:
+        found = super().replace(key, data, tag=tag)
+        if self.loses:
+            self.loses = False
+            raise UnreachableError("no answer came", where=key)
+        return found
+
+
+@pytest.mark.parametrize("point", ["state-written", "state-named", "head-written"])
+def test_a_crash_while_a_commit_whose_answer_was_lost_is_tried_again_changes_nothing(
+    point: str, expected: tuple[object, ...], tmp_path: Path
+) -> None:
+    """HEAD names the state already: the second try must not put other bytes under that name."""
+    store = Forgetful(tmp_path / "sync")
+    bench = Bench(tmp_path, store)
+    bench.begin()
+
+    def lose() -> None:
+        store.loses = True
+        bench.trap.name, bench.trap.number, bench.trap.action = point, bench.trap.passed[point] + 1, crash
+
+    bench.trap.name, bench.trap.number, bench.trap.action = "head-written", bench.trap.passed["head-written"] + 1, lose
+    for number in range(1, ROUNDS + 1):
+        bench.round(number)
+    assert (bench.crashes, len(bench.alarms())) == (1, 1)
+    assert bench.outcome() == expected
+    assert bench.merges() == [1, 2, 3]
+
+
+def test_what_a_writer_that_was_killed_left_is_swept_away(tmp_path: Path) -> None:
+    """SIGKILL comes between the bytes of HEAD and its name; and in the middle of a state fetched from a bucket."""
+    bench = in_folder(tmp_path)
+    bench.begin()
+    folder = tmp_path / "sync"
+    program = (
+        "import os, sys; from pathlib import Path; from storage.folder import Folder, appearing\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), 9)\n"
+        "place = Path(sys.argv[1])\n"
+        "if sys.argv[2:]: Folder(place).put('HEAD.json', b'{}')\n"
+        "with appearing(place / 'states' / 'state'): os.fsync(0)\n"
+    )
+    for extra in ([], ["head"]):
+        assert subprocess.run([sys.executable, "-c", program, f"{folder}", *extra], check=False).returncode == -9
+    left = [path for path in folder.rglob(".partial-*") if "lock" not in path.name]
+    assert {path.parent.name for path in left} == {"sync", "states"}
+    bench.make()
+    assert [path.name for path in folder.rglob(".partial-*")] == [".partial-lock-HEAD.json"]
+
+
+class Slow(Folder):
+    """Answers no reader until it may."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.may = threading.Event()
+        self.may.set()
+
+    def get(self, key: str) -> Stored:
+        assert self.may.wait(60)
+        return super().get(key)
+
+
+def test_leases_run_out_while_the_store_answers_no_reader(tmp_path: Path) -> None:
+    """Or everybody would wait for who is gone: the syncer would think that it had stood still itself."""
+    store = Slow(tmp_path / "sync")
+    config = BARRIER.config.model_copy(update={"lease": 0.5, "heartbeat": 0.1})
+    plan = make_plan(tmp_path, config=config, store=store.uri)
+    syncer = Syncer(plan, store=Store(store, keep_states=2), journal=Journal(tmp_path / "events.jsonl"))
+    args = RegisterArgs(
+        learner="east", shapes=LAYOUT.shapes(), fingerprint=LAYOUT.fingerprint, contract=contract_hash(plan),
+        world_size=1,
+    )  # fmt: skip
+    syncer.desk.register(args)
+    store.may.clear()
+    syncer.start()
+    try:
+        wait_until(lambda: syncer.desk.status().members[0].state == "dead")
+    finally:
+        store.may.set()
+        syncer.stop()
+
+
+def test_who_waits_for_a_syncer_that_ends_is_told_to_come_again(tmp_path: Path) -> None:
+    """An answer at once that says nothing would be asked for again at once."""
+    bench = in_folder(tmp_path)
+    bench.begin()
+    zeros = np.zeros(LAYOUT.total, np.float32)
+    sent = bench.send("west", seq=1, base=0, delta=zeros, ema=zeros)
+    assert bench.syncer.desk.commit(sent, wait_seconds=0) is None
+    bench.syncer.core.stop()
+    for wait in (
+        lambda: bench.syncer.desk.commit(sent, wait_seconds=30),
+        lambda: bench.syncer.desk.wait_version(1, wait_seconds=30),
+    ):
+        with pytest.raises(Refusal, match="this syncer ends") as found:
+            wait()
+        assert found.value.status == 503
 
 
 class Pauses(threading.Event):

@@ -120,6 +120,22 @@ def test_the_syncers_own_pause_is_not_held_against_learners() -> None:
     assert [one.state for one in shell.state.members.values()] == ["active", "active"]
 
 
+@pytest.mark.parametrize("first", [Tick(now=1002), Heartbeat(now=1002, learner="east", generation=1)])
+def test_after_a_pause_of_the_syncer_a_round_waits_as_long_as_it_still_had(first: Tick | Heartbeat) -> None:
+    """Whatever comes first then: the others could not bring anything either."""
+    shell = started(replace(RULES, round_deadline=10))
+    shell.do(Tick(now=1))
+    shell.now = 2
+    shell.send("east", 1)
+    shell.do(first)
+    assert (shell.stage, shell.state.waiting_for()) == ("OPEN", ["west"])
+    shell.now = 1002
+    shell.pass_time(9, alive=("east", "west"))
+    assert shell.stage == "OPEN"
+    shell.pass_time(2, alive=("east", "west"))
+    assert shell.stage == "SEALED"
+
+
 def test_who_dies_after_acceptance_still_counts() -> None:
     shell = started(replace(RULES, round_deadline=100))
     shell.send("west", 1)
@@ -175,6 +191,49 @@ def test_the_deadline_grows_with_the_usual_round() -> None:
     shell.merge()
     shell.send("east", 2)
     assert shell.state.rounds[0].deadline == 30 + 3 * 30
+
+
+def test_a_learner_that_beats_and_never_comes_does_not_make_each_round_wait_longer() -> None:
+    shell = started()
+    for number in range(1, 9):
+        began = shell.now
+        shell.pass_time(3, alive=("east", "west"))
+        shell.send("east", number)
+        while shell.stage == "OPEN":
+            shell.pass_time(1, alive=("east", "west"))
+        shell.merge()
+        assert shell.now - began == 3 + RULES.round_deadline, f"round {number}"
+
+
+def test_rounds_wait_longer_for_a_learner_that_comes_late() -> None:
+    """It needs more than three times as long as the others: rounds learn that from it, not from their own waiting."""
+    shell = started()
+    shell.pass_time(5, alive=("east", "west"))
+    shell.send("east", 1)
+    while shell.stage == "OPEN":
+        shell.pass_time(1, alive=("east", "west"))
+    shell.merge()
+    shell.pass_time(20, alive=("east", "west"))
+    assert kind(shell.send("west", 1, base=0)) == "late"
+    assert shell.head.fragments[0].round_seconds == 35, "from the opening of the round that it missed"
+    shell.send("east", 2)
+    assert shell.state.rounds[0].deadline == shell.now + 3 * 35
+    assert isinstance(shell.send("west", 2), Wait)
+    assert shell.stage == "SEALED"
+
+
+def test_a_round_closes_while_those_who_came_still_wait_for_it() -> None:
+    """They give up after the barrier's timeout, whatever a usual round takes."""
+    shell = started(replace(RULES, barrier_timeout=100))
+    shell.pass_time(90, alive=("east", "west"))
+    shell.send("east", 1)
+    shell.send("west", 1)
+    shell.merge()
+    shell.send("east", 2)
+    assert shell.state.rounds[0].deadline == 90 + 80
+    shell = started(replace(RULES, barrier_timeout=100, round_deadline=95))
+    shell.send("east", 1)
+    assert shell.state.rounds[0].deadline == 95, "the plan says so"
 
 
 def test_the_same_bytes_get_the_recorded_verdict_and_other_bytes_a_refusal() -> None:

@@ -132,7 +132,7 @@ def test_merges_become_histograms_and_the_figures_of_each_fragments_last_one() -
 
 def test_the_duty_cycle_is_the_share_of_time_in_which_the_worker_works() -> None:
     now = [100.0]
-    metrics = SyncMetrics(wall=lambda: now[0])
+    metrics = SyncMetrics(clock=lambda: now[0], wall=lambda: -now[0])  # a wall clock that is being set
     with metrics.working():
         now[0] += 3
     now[0] += 9

@@ -28,6 +28,7 @@ from tests.builders.sync_world import (
     make_plan,
     seed_weights,
     spawn_server,
+    start_server,
     together,
     wait_until,
 )
@@ -302,6 +303,42 @@ def test_wrong_run_contract_layout_and_learner_are_refused_with_the_reason(serve
     refuse("layout", layout=Layout.from_shapes({"w": [3]}))
 
 
+def test_two_runs_on_one_host_with_equal_learner_names_do_not_mix(tmp_path: Path, learn: Join) -> None:
+    """Whoever comes to the other run's ports is told so, whatever its name; each run is what it is alone."""
+    momenta = {"r1": 0.5, "r2": 0.9}
+
+    def begin(place: str, run: str) -> Server:
+        config = SHORT_LEASE.model_copy(update={"outer_momentum": momenta[run], "lease": 20.0})
+        (tmp_path / place).mkdir()
+        return start_server(tmp_path / place, make_plan(tmp_path / place, run=run, config=config))
+
+    servers = {place: begin(place, place[:2]) for place in ("r1", "r2", "r1-alone", "r2-alone")}
+    try:
+        for run in momenta:
+            east, west = pair(servers[f"{run}-alone"], learn)
+            together(east.finish, west.finish)
+        learners = [one for run in momenta for one in pair(servers[run], learn)]
+        for run, other in (("r1", "r2"), ("r2", "r1")):
+            client = SyncClient(
+                servers[other].control, bulk=servers[other].bulk, run=run, learner="east", layout=LAYOUT
+            )
+            with pytest.raises(SyncRefusedError, match=rf"serves run '{other}', not '{run}'"):
+                client.register(contract_hash(servers[run].plan), world_size=1)
+            part = np.ones(LAYOUT.total, np.float32)
+            with pytest.raises(SyncRefusedError, match=rf"serves run '{other}', not '{run}'"):
+                client.put_part(part, ema=part, ranges=LAYOUT.whole, generation=1, seq=1, rank=0)
+            client.close()
+        together(*(one.finish for one in learners))
+        found = {place: (theta_of(server), server.ledger().merged) for place, server in servers.items()}
+        assert found["r1"] == found["r1-alone"]
+        assert found["r2"] == found["r2-alone"]
+        assert found["r1"][0] != found["r2"][0]
+        assert all(one.registration is not None and one.registration.generation == 1 for one in learners)
+    finally:
+        for server in servers.values():
+            server.kill()
+
+
 def test_ports_that_are_taken_end_the_start_with_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as blocker:
         port = blocker.getsockname()[1]
@@ -323,6 +360,14 @@ def test_an_unreadable_plan_and_a_foreign_store_end_the_start(tmp_path: Path, se
     process = spawn_server(tmp_path, other)
     assert process.wait(DEADLINE) == EXIT_CONFIG
     assert "has no syncer" in (tmp_path / "syncer.log").read_text()
+
+
+def test_nothing_of_a_killed_syncer_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    server = start_server(tmp_path, make_plan(tmp_path), environment={"TMPDIR": f"{temporary}"})
+    server.kill()
+    assert not list(temporary.iterdir())
 
 
 def test_the_syncer_dies_with_its_parent(tmp_path: Path) -> None:

@@ -244,6 +244,23 @@ def test_a_quarantined_learner_is_taken_again_only_when_it_registers() -> None:
     assert isinstance(shell.send("west", 5, generation=generation), Wait)
 
 
+def test_who_was_taken_again_after_a_quarantine_is_not_in_it_again_because_the_syncer_restarts() -> None:
+    shell = started()
+    for seq in (1, 2, 3):
+        shell.send("west", seq, problem="bad")
+    generation = shell.register("west")
+    shell.restart()
+    assert shell.state.members["west"].state == "active"
+    assert isinstance(shell.send("west", 4, generation=generation), Wait)
+    # It is on probation all the same: one more mistake, and it is there again.
+    generation = shell.register("east")
+    for seq in (1, 2, 3):
+        shell.send("east", seq, generation=generation, problem="bad")
+    generation = shell.register("east")
+    shell.send("east", 4, generation=generation, problem="bad")
+    assert shell.state.members["east"].state == "quarantined"
+
+
 # --- the end
 
 
@@ -353,6 +370,19 @@ def test_the_run_ends_at_its_deadline_whoever_is_missing() -> None:
     missing = [one.text for one in shell.effects if isinstance(one, Remark) and "without the last" in one.text]
     assert missing == ["the run ends at its deadline without the last contribution of east, north"]
     assert isinstance(shell.send("east", 2), Wait), "it will hear that the run is final"
+
+
+def test_a_pause_of_the_syncer_does_not_end_a_run_that_drains() -> None:
+    """Last contributions that could not come in the meantime would be lost."""
+    shell = draining()
+    shell.pass_time(1, alive=RULES.learners)
+    shell.now += 1000
+    shell.beat("east")
+    assert not finishes(shell)
+    shell.send("west", 1, base=0, last=True)
+    shell.send("north", 1, base=0, last=True)
+    shell.do(Drained(now=shell.now, learner="east", generation=1))
+    assert shell.stage == "SEALED"
 
 
 def test_a_run_whose_learners_are_all_gone_waits_for_them_until_the_deadline() -> None:
