@@ -349,6 +349,7 @@ class Server:
                 continue
             answers, seconds = self._timed(tickets)
             self._post(lambda done=(tickets, answers, seconds): self._finish(*done))
+            del tickets, answers  # their tensors would lie in their senders' memory until the next batch
 
     def _computed_here(self, tickets: list[Ticket[ClientId]], *, now: float) -> tuple[list[Answer], float]:
         """By the I/O thread itself. If the batch takes long after all, nothing else is served meanwhile, as it would

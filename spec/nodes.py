@@ -32,7 +32,15 @@ _CORE: tuple[tuple[str, str, str], ...] = (
     ),
     (_MERGE, r"^<<$", "<"),
 )
+_DEEPEST = 64  # levels; deeper ones would exhaust the stack of the parser
 _MOST_NODES = 20_000  # a file a person writes is far below; nested aliases can make a small one explode
+
+
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""What an escape can write and no program takes as an argument, a path or a variable: NUL, and half a character."""
+_LONGEST_INT = 100  # digits; a longer one stays the text it is, and is no number to any field
+_TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
+_FLATTEN = "a file here has a few levels; is it the right file?"
 
 
 @dataclass(frozen=True)
@@ -173,13 +181,20 @@ class _CoreLoader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.tagged: list[tuple[str, yaml.Mark]] = []
+        self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = cast("yaml.NodeEvent", self.peek_event())  # pyright: ignore[reportUnknownMemberType]
         tag = getattr(event, "tag", None)
         if tag not in (None, "!"):
             self.tagged.append((str(tag), cast("yaml.Mark", event.start_mark)))
-        return super().compose_node(parent, index)
+        if self._depth >= _DEEPEST:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=event.start_mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 _CoreLoader.yaml_implicit_resolvers = {}
@@ -204,6 +219,8 @@ class _Builder:
         self._count += 1
         if id(node) in self._open:
             raise DocumentError([mark.problem("an alias refers to a value that contains it", path=render_path(path))])
+        if len(self._open) >= _DEEPEST:
+            raise DocumentError([mark.problem(_TOO_DEEP, path=render_path(path), hint=_FLATTEN)])
         if self._count > _MOST_NODES:
             raise DocumentError([mark.problem(f"more than {_MOST_NODES} values after aliases are expanded")])
         self._open.add(id(node))
@@ -216,6 +233,10 @@ class _Builder:
         finally:
             self._open.discard(id(node))
         assert isinstance(node, yaml.ScalarNode)
+        wrong = _UNUSABLE.search(node.value)
+        if wrong is not None:
+            message = f"character {ord(wrong.group()):#06x} is not allowed in a text"
+            self.problems.append(mark.problem(message, path=render_path(path), hint="remove it"))
         return Node("scalar", mark, value=_scalar(node), text=node.value, quoted=node.style is not None)
 
     def _entries(self, node: yaml.MappingNode, path: Path) -> dict[str, Node]:
@@ -271,7 +292,7 @@ def _scalar(node: yaml.ScalarNode) -> Value:
     if kind == "bool":
         return node.value.lower() == "true"
     if kind == "int":
-        return int(node.value)
+        return int(node.value) if len(node.value) <= _LONGEST_INT else node.value
     return float(node.value) if kind == "float" else node.value
 
 
@@ -285,6 +306,8 @@ def _syntax_problem(error: yaml.MarkedYAMLError, source: Source) -> Problem:
         return Mark(source, line, column).problem("a tab is used for indentation", hint="indent with spaces")
     if "expected a single document" in (error.context or ""):
         return mark.problem("the file holds more than one document", hint="one file, one document: remove the line ---")
+    if error.problem == _TOO_DEEP:
+        return mark.problem(_TOO_DEEP, hint=_FLATTEN)
     if "tag" in (error.problem or "") or "tag" in (error.context or ""):
         return _tag_problem(mark, "")
     if "undefined alias" in (error.problem or ""):

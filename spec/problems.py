@@ -64,12 +64,20 @@ class RemedyError(ValueError):
         self.hint = hint
 
 
+_WIDEST = 120
+"""Characters of a source line that are shown; of a longer one, those around the place."""
+
+
 def snippet(lines: Sequence[str], *, line: int, column: int, width: int) -> str:
     """The source line with its number and a caret line under it; empty when there is no such line."""
     if not 1 <= line <= len(lines):
         return ""
     text = lines[line - 1].replace("\t", " ").rstrip()
     start = min(column, len(text) + 1) - 1
+    if len(text) > _WIDEST:
+        left = max(0, min(start - _WIDEST // 2, len(text) - _WIDEST))
+        before, after = "..." * (left > 0), "..." * (left + _WIDEST < len(text))
+        text, start = f"{before}{text[left : left + _WIDEST]}{after}", start - left + len(before)
     marks = "^" * max(1, min(width, len(text) - start))
     return f"{line:>4} | {text}\n     | {' ' * start}{marks}"
 

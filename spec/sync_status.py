@@ -80,7 +80,7 @@ class SyncStatus(Record):
     run: str
     mode: str = "barrier"
     state: str
-    """SEEDING, SERVING, DRAINING or FINAL."""
+    """SEEDING, SERVING, DRAINING or FINAL; ENDED, as `gkr` tells it, of a run that is over without a final merge."""
     epoch: int = 0
     version: int
     """Merges so far, over all fragments; -1 before the weights were seeded."""

@@ -119,6 +119,7 @@ class Rounds:
         self._samples_at_base = [0] * config.fragments
         self._theta_sha256 = [""] * config.fragments
         self._began_at = self._last_step_at = time.monotonic()
+        self._step_seconds = 0.0
         self._discarded_before = 0
         self._correction_norm = 0.0
         self._draining = False
@@ -170,22 +171,22 @@ class Rounds:
         self._check_fence()
         now = time.monotonic()
         self._state = self._state.ran(samples)
+        self._step_seconds, self._last_step_at = now - self._last_step_at, now
         if self._context.rank == 0:
-            self._report(step_seconds=now - self._last_step_at)
-        self._last_step_at = now
+            self._report()
 
     def _check_fence(self) -> None:
         """On rank 0; an error there ends the others."""
         if self._client.fenced:
             raise RefusedError("a newer process speaks for this learner", hint="nothing to do: this attempt is over")
 
-    def _report(self, *, step_seconds: float) -> None:
+    def _report(self) -> None:
         """What the syncer hears next; soon, if it could be the news that the run has its samples."""
         self._client.report(
             self._page.step,
             pending_samples=max(one.pending_samples for one in self._state.fragments),
             kept_samples=self._state.kept,
-            step_seconds=step_seconds,
+            step_seconds=self._step_seconds,
             blocked_seconds=self._meter.rounded(),
             in_flight_steps=max(one.since_steps for one in self._state.fragments),
             measures={"goodput": self._goodput(), "correction_norm": self._correction_norm},
@@ -274,7 +275,7 @@ class Rounds:
         position = self._state.cursor
         self._discarded_before = self._discarded()
         if self._context.rank == 0:
-            self._report(step_seconds=0.0)
+            self._report()
         self._ended = registration.final
         found = adopt.places(registration)
         return Beginning(
@@ -388,6 +389,8 @@ class Rounds:
                 verdict=verdict.kind,
                 staleness=verdict.staleness,
             )
+            # What was given up with it is to be trained again: nobody would, while the syncer counts it as kept.
+            self._report()
 
     def _read_back(self, fragment: int) -> str:
         """The digest of the weights that the model really holds, not of the bytes that came over the wire."""

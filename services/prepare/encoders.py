@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager
@@ -44,7 +45,7 @@ def embedders_of(
 @contextmanager
 def _asking(service: str, model: str, directory: Path | None) -> Generator[Asks]:
     if directory is not None:
-        with closing(ServiceClient(directory, service=service, identity=f"prepare-{os.getpid()}-{service}")) as client:
+        with closing(ServiceClient(directory, service=service, identity=_identity(service))) as client:
             yield client
         return
     with tempfile.TemporaryDirectory(prefix="gkr-encoder-") as scratch:
@@ -60,5 +61,10 @@ def service_of(name: str, *, directory: Path | None, source: str, uri: str, rule
     if directory is None:
         raise ConfigError(f"--by {name} needs --directory", hint="name the directory file of the run that hosts it")
     args = PrepareArgs(source=source, manifest=uri, rules=rules.model_dump_json())
-    with closing(ServiceClient(directory, service=name, identity=f"prepare-{os.getpid()}")) as client:
+    with closing(ServiceClient(directory, service=name, identity=_identity(name))) as client:
         return prepare_by(client, args)
+
+
+def _identity(service: str) -> str:
+    """Of this process as a client: pods of one service may have equal process numbers."""
+    return f"prepare-{socket.gethostname()}-{os.getpid()}-{service}"

@@ -514,6 +514,20 @@ def test_large_replies_are_let_go_of_without_the_collector(tmp_path: Path) -> No
             gc.enable()
 
 
+def test_an_idle_replica_holds_nothing_of_what_it_was_sent(tmp_path: Path) -> None:
+    """The last batch stayed in its senders' shared memory until there was another one."""
+    data = {"x": np.zeros(1 << 20, np.uint8)}
+    with (
+        serving(Painter(context(tmp_path)), tmp_path) as (_, path),
+        closing(ServiceClient(path, service="echo", identity="rank-0")) as client,
+    ):
+        for _ in range(3):
+            client.call("echo", EchoArgs(text="x"), reply=EchoReply, tensors=data, deadline_seconds=SECONDS)
+        limit = time.monotonic() + SECONDS
+        while any(link.lane.regions for link in client._courier._links.values()):
+            assert time.monotonic() < limit
+
+
 def test_a_client_without_the_token_is_told_what_it_lacks(tmp_path: Path) -> None:
     with (
         serving(Echo(context(tmp_path)), tmp_path, secret=b"s" * 32) as (_, path),

@@ -135,3 +135,39 @@ def test_an_overlay_merges_mappings_and_replaces_lists() -> None:
 
 def test_a_path_reads_as_people_write_it() -> None:
     assert render_path(("learners", 0, "groups", 1, "nodes")) == "learners[0].groups[1].nodes"
+
+
+@pytest.mark.parametrize("text", [
+    "name: " + "[" * 5000 + "]" * 5000,
+    "name: " + "{a: " * 5000 + "1" + "}" * 5000,
+    "x-0: &a0 [1]\n" + "".join(f"x-{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 150)),
+    "x-0: &a0 {k: 1}\n" + "".join(f"x-{n}: &a{n} {{<<: *a{n - 1}}}\n" for n in range(1, 150)),
+])  # fmt: skip
+def test_what_is_nested_too_deep_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(DocumentError) as raised:
+        read_tree(Source(text, "deep.yaml"))
+    (problem,) = raised.value.problems
+    assert (problem.message, problem.line > 0) == ("nested deeper than 64 levels", True)
+
+
+def test_an_endless_number_stays_a_text() -> None:
+    digits = "9" * 5000
+    assert read_tree(Source(f"batch: {digits}", "long.yaml")).entries["batch"].value == digits
+
+
+@pytest.mark.parametrize(("written", "shown"), [("\\0", "0x0000"), ("\\ud800", "0xd800")])
+def test_a_character_that_no_program_takes_is_refused(written: str, shown: str) -> None:
+    with pytest.raises(DocumentError) as raised:
+        read_tree(Source(f'env: {{A: "x{written}y"}}', "odd.yaml"))
+    (problem,) = raised.value.problems
+    assert (problem.message, problem.path) == (f"character {shown} is not allowed in a text", "env.A")
+
+
+def test_of_an_endless_line_only_the_place_is_shown() -> None:
+    text = "name: x\na: {" + ", ".join(f"k{n}: {n}" for n in range(3000)) + ", k7: again}"
+    with pytest.raises(DocumentError) as raised:
+        read_tree(Source(text, "wide.yaml"))
+    shown, carets = raised.value.problems[0].snippet.splitlines()
+    assert len(shown) < 140
+    assert shown[carets.index("^") :].startswith("k7")
+    assert shown[7:10] == "..."
