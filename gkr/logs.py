@@ -89,7 +89,7 @@ def find_logs(folder: Path) -> list[LogFile]:
     for path in (folder / "logs").glob("*/*/*.log"):
         match = _FILE.fullmatch(path.name)
         attempt, learner = path.parent.name, path.parent.parent.name
-        if match is not None and attempt.isdigit():
+        if match is not None and attempt.isdecimal():
             found.append(LogFile(path, learner, int(attempt), match["role"], int(match["index"])))
     return sorted(found, key=lambda log: (log.learner, log.attempt, log.role, log.index))
 

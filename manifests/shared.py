@@ -133,7 +133,7 @@ def holdings(shared: SharedServices) -> dict[str, dict[str, float]]:
         held = found.setdefault(gpu, {"cpu": 0.0, "memory": 0.0, placing.GPU_RESOURCE: 0.0})
         requests: dict[str, str] = template["spec"]["containers"][0]["resources"]["requests"]
         held["cpu"] += parse_cpu(requests["cpu"])
-        held["memory"] += int(requests["memory"]) if requests["memory"].isdigit() else parse_bytes(requests["memory"])
+        held["memory"] += int(requests["memory"]) if requests["memory"].isdecimal() else parse_bytes(requests["memory"])
         held[placing.GPU_RESOURCE] += int(requests.get(placing.GPU_RESOURCE, "0"))
     return found
 

@@ -181,7 +181,7 @@ def _not_among(allowed: list[str], node: Node, written: str) -> tuple[str, str]:
 
 
 def _is_number(text: str) -> bool:
-    return text.removeprefix("-").replace(".", "", 1).isdigit()
+    return text.removeprefix("-").replace(".", "", 1).isdecimal()
 
 
 def _origins(value: Any, tree: Node | None, path: Path) -> Iterable[Origin]:

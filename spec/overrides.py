@@ -86,7 +86,7 @@ def _index(node: Node, part: str, done: Path, mark: Mark) -> int:
     names = [str(name.value) if (name := one.child("name")) else "" for one in node.items]
     if part in names:
         return names.index(part)
-    if part.isdigit() and int(part) < len(node.items):
+    if part.isdecimal() and int(part) < len(node.items):
         return int(part)
     known = ", ".join([*(one for one in names if one), *(str(index) for index in range(len(node.items)))])
     message = f"{render_path(done)} has no item {part!r}"

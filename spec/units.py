@@ -21,6 +21,10 @@ _BIT_UNITS = {"kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 _NUMBER = r"(?P<number>\d+(?:\.\d+)?)"
 
 
+LONGEST_DAYS = 3650
+"""What is longer is a slip of the pen, and more than some clocks can wait."""
+
+
 def parse_duration(text: object) -> float:
     """Seconds from `90s`, `1.5h`, `250ms`; several parts may follow each other (`1h30m`)."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):
@@ -38,6 +42,8 @@ def parse_duration(text: object) -> float:
             raise ValueError(f"{text!r} is not a duration; units are ms, s, m, h, d, for example 90s or 1h30m")
         total += Decimal(match["number"]) * _DURATION_UNITS[match["unit"]]
         rest = rest[match.end() :]
+    if total > LONGEST_DAYS * _DURATION_UNITS["d"]:
+        raise ValueError(f"{text!r} is longer than {LONGEST_DAYS} days; leave a time out to have its default")
     return float(total)
 
 

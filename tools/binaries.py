@@ -265,7 +265,7 @@ def _check_go() -> None:
         text = _go("env", "GOVERSION", folder=GO_MODULES)
     except FileNotFoundError:
         raise SystemExit(f"Go is not on PATH and these tools come only as Go source; {remedy}") from None
-    found = tuple(int(part) for part in text.strip().removeprefix("go").split(".")[:2] if part.isdigit())
+    found = tuple(int(part) for part in text.strip().removeprefix("go").split(".")[:2] if part.isdecimal())
     if found < OLDEST_GO:
         raise SystemExit(f"{text.strip()} is too old; {remedy}")
 

@@ -109,7 +109,7 @@ def _syncer_log(pod: Pod) -> Path:
         attempts += [int(entry.key.split("/")[2]) for entry in pod.bucket.list(f"logs/{SYNCER}")]
     except (GkrError, ValueError) as error:
         log.warning("cannot look for earlier logs: %s", error)
-    attempts += [int(path.name) for path in (pod.logs / SYNCER).glob("*") if path.name.isdigit()]
+    attempts += [int(path.name) for path in (pod.logs / SYNCER).glob("*") if path.name.isdecimal()]
     path = pod.run_dir / log_folder(SYNCER, attempt=max(attempts) + 1) / "syncer-0.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -189,7 +189,7 @@ def _gpu_type(gpu: str, nodes: Sequence[Node]) -> GpuType:
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
     """`node-2` before `node-10`."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in text.replace("-", " - ").split())
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in text.replace("-", " - ").split())
 
 
 def gpu_token(label: str) -> str:

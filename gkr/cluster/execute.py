@@ -39,7 +39,7 @@ class Target:
 
 def choose_pod(pods: Sequence[PodRef], *, target: Target, learners: Sequence[str], run: str) -> PodRef:
     """The one pod. `--node` takes a node's name or a number: that pod of the group, from 0 on."""
-    index = int(target.node) if target.node is not None and target.node.isdigit() else None
+    index = int(target.node) if target.node is not None and target.node.isdecimal() else None
     matching = [one for one in pods if _matches(one, target, by_number=index is not None)]
     running = [one for one in matching if one.running]
     order = {name: at for at, name in enumerate(learners)}

@@ -29,7 +29,7 @@ _UNITS = {
 def quantity(value: object) -> float:
     """A Kubernetes quantity as a number; 0 for what is none."""
     text = str(value if value is not None else "0").strip()
-    number = text.rstrip("numkMGTPEi") if not text[-1:].isdigit() else text
+    number = text.rstrip("numkMGTPEi") if not text[-1:].isdecimal() else text
     try:
         return float(Decimal(number) * Decimal(_UNITS[text[len(number) :]]))
     except (InvalidOperation, KeyError):

@@ -278,7 +278,7 @@ def _used_attempts(folder: Path, events: list[Event]) -> dict[str, int]:
             used[event.learner] = max(used.get(event.learner, 0), event.attempt)
     for log in [*folder.glob("logs/*/*/driver-0.log"), *folder.glob("logs/*/*/syncer-0.log")]:
         attempt, name = log.parent.name, log.parent.parent.name
-        if attempt.isdigit():
+        if attempt.isdecimal():
             used[name] = max(used.get(name, 0), int(attempt))
     return used
 

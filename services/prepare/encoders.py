@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from services.client import Asks, LocalClient, ServiceClient
+from services.directory import DirectoryWatch
 from services.prepare.embed import CaptionEmbedder, Embedder, LatentEmbedder
 from services.prepare.encoded import GROUP
 from services.prepare.service import prepare_by
@@ -45,7 +46,7 @@ def embedders_of(
 @contextmanager
 def _asking(service: str, model: str, directory: Path | None) -> Generator[Asks]:
     if directory is not None:
-        with closing(ServiceClient(directory, service=service, identity=_identity(service))) as client:
+        with closing(_ask(directory, service)) as client:
             yield client
         return
     with tempfile.TemporaryDirectory(prefix="gkr-encoder-") as scratch:
@@ -61,8 +62,22 @@ def service_of(name: str, *, directory: Path | None, source: str, uri: str, rule
     if directory is None:
         raise ConfigError(f"--by {name} needs --directory", hint="name the directory file of the run that hosts it")
     args = PrepareArgs(source=source, manifest=uri, rules=rules.model_dump_json())
-    with closing(ServiceClient(directory, service=name, identity=_identity(name))) as client:
+    with closing(_ask(directory, name)) as client:
         return prepare_by(client, args)
+
+
+def _ask(directory: Path, service: str) -> ServiceClient:
+    """A client of a service that the directory names: for another one it would wait until it gave up."""
+    watch = DirectoryWatch(directory)
+    watch.refresh()
+    names = {one.service for one in watch.current.replicas} if watch.current else set[str]()
+    if service not in names:
+        raise ConfigError(
+            f"no replica of {service} answers; there are {', '.join(sorted(names)) or 'none'}",
+            where=str(directory),
+            hint="see `gkr services` for what the run has, and what is still starting",
+        )
+    return ServiceClient(directory, service=service, identity=_identity(service))
 
 
 def _identity(service: str) -> str:

@@ -28,6 +28,7 @@ from spec.preparation import AspectBin, FeatureSeen, Inspection, Spread
 from spec.shards import Feature, Manifest, Shard, ShardView, path_of, read_shard
 from storage import file_path
 from storage.datasets import held_shards, local_manifest, read_manifest
+from storage.folder import file_errors
 from storage.images import ImageProblem, decode_into, size_of
 from storage.index import open_index
 from storage.shard_files import in_place
@@ -88,8 +89,9 @@ def inspect(uri: str, *, to: Path | None, samples: int, tiles: int) -> Inspectio
         sheet=str((to / "index.html").absolute()) if to is not None else "",
     )
     if to is not None:
-        to.mkdir(parents=True, exist_ok=True)
-        write_page(to, inspection=result, sheet=draw_sheet(seen.tiles))
+        with file_errors(to):
+            to.mkdir(parents=True, exist_ok=True)
+            write_page(to, inspection=result, sheet=draw_sheet(seen.tiles))
     return result
 
 

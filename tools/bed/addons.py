@@ -225,7 +225,7 @@ def _real_node(bed: Bed) -> RealNode:
 
 def _bytes(quantity: str) -> int:
     """A size as the API server writes it, with its unit or in plain bytes."""
-    return int(quantity) if quantity.isdigit() else parse_bytes(quantity)
+    return int(quantity) if quantity.isdecimal() else parse_bytes(quantity)
 
 
 def _provide_gpus(bed: Bed, *, count: int) -> RealNode:

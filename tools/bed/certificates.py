@@ -152,7 +152,7 @@ subjectKeyIdentifier = hash
 def extensions(names: Sequence[str]) -> str:
     """OpenSSL's settings for a certificate of clients, and of a server if it has names."""
     usage = ["clientAuth", "serverAuth"] if names else ["clientAuth"]
-    kinds = [f"{'IP' if name[0].isdigit() else 'DNS'}:{name}" for name in names]
+    kinds = [f"{'IP' if name[0].isdecimal() else 'DNS'}:{name}" for name in names]
     alternatives = [f"subjectAltName = {', '.join(kinds)}"] if kinds else []
     return "\n".join([
         "[req]", "distinguished_name = name", "x509_extensions = v3", "prompt = no", "[name]", "[v3]",

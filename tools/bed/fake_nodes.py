@@ -52,7 +52,7 @@ def parse(text: str) -> dict[str, int]:
     wanted: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         row, _, count = part.partition("=")
-        if not count.isdigit() or int(count) < 1:
+        if not count.isdecimal() or int(count) < 1:
             raise ConfigError(f'"{part}" is not MACHINE=COUNT', hint="write for example FAKE=a3-ultra=64,a3-mega=32")
         if row in wanted:
             raise ConfigError(f"{row} is named twice in {text}", hint="one count for each machine")

@@ -151,7 +151,7 @@ def members(bed: Bed) -> list[tuple[Process, list[int]]]:
         return []
     found: list[tuple[Process, list[int]]] = []
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
+        if not entry.name.isdecimal():
             continue
         pid = int(entry.name)
         try:

@@ -207,7 +207,7 @@ def _meminfo(path: Path) -> dict[str, int]:
     for line in lines:
         name, _, rest = line.partition(":")
         words = rest.split()
-        if len(words) == 2 and words[0].isdigit() and words[1] == "kB":
+        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
             found[name] = int(words[0]) * 1024
     return found
 
@@ -229,7 +229,7 @@ def _control_group(folder: Path) -> tuple[int | None, int | None]:
 def _stat(path: Path) -> dict[str, int]:
     try:
         pairs = (line.split() for line in path.read_text().splitlines())
-        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
     except OSError:
         return {}
 
@@ -239,7 +239,7 @@ def _number(path: Path) -> int | None:
         text = path.read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _soft(which: int) -> float:

@@ -42,7 +42,7 @@ T = TypeVar("T", bound=Struct)
 
 def read_count(text: str) -> int | None:
     """The number that a path or a header names; none if it is none. Bounded, and ASCII: `int` would raise otherwise."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None
 
 
 def read_counts(parts: list[str]) -> list[int]:

@@ -66,6 +66,12 @@ def test_a_duration_without_meaning_is_refused(text: object) -> None:
         parse_duration(text)
 
 
+def test_a_duration_that_no_clock_can_wait_for_is_refused() -> None:
+    assert parse_duration("3650d") == 3650 * 86400
+    with pytest.raises(ValueError, match="longer than 3650 days"):
+        parse_duration("99999999999d")
+
+
 @pytest.mark.parametrize("text", [64, "64", "", "64GB", "64gb", "64X", "0.3k2", "1.0001k", True, None])
 def test_a_size_without_meaning_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"unit|size|reads two ways|whole number"):

@@ -14,10 +14,11 @@ from services.directory import write_directory
 from services.prepare import encoded as module
 from services.prepare.embed import CaptionEmbedder, LatentEmbedder
 from services.prepare.encoded import Job, advance
+from services.prepare.encoders import embedders_of, service_of
 from services.prepare.examine import Kept
 from services.server import Server
 from services.service import Call, Reply
-from spec.errors import DataError, GkrError, RefusedError
+from spec.errors import ConfigError, DataError, GkrError, RefusedError
 from spec.preparation import PrepareRules
 from spec.services import Directory, Replica
 from spec.shards import open_manifest, path_of
@@ -152,6 +153,22 @@ def test_over_the_wire_it_is_the_same(tmp_path: Path) -> None:
     assert double.failed > 0
     assert "not-encoded" not in report.dropped
     assert_no_hole(uri)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_service_that_the_directory_does_not_name_is_not_waited_for(tmp_path: Path, *, written: bool) -> None:
+    replica = Replica(service="judge", kind="evaluate", index=0, endpoint="tcp://127.0.0.1:1", incarnation=1)
+    path = tmp_path / "directory.json"
+    if written:
+        write_directory(path, directory=Directory(epoch=1, replicas=[replica]))
+    there = "judge" if written else "none"
+    with (
+        pytest.raises(ConfigError, match=f"no replica of encoder answers; there are {there}"),
+        embedders_of(RULES, directory=path),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="no replica of preparer answers"):
+        service_of("preparer", directory=path, source="a", uri="b", rules=RULES)
 
 
 def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

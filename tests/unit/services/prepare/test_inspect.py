@@ -98,3 +98,12 @@ def test_what_is_not_there_is_a_line_with_its_code(tmp_path: Path, capsys: pytes
     told = json.loads(capsys.readouterr().out)
     assert (told["kind"], told["exit_code"]) == ("error", 100)
     assert "does not exist" in told["message"]
+
+
+def test_a_page_that_cannot_be_written_is_an_error_with_its_place(
+    dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([dataset, "--to", str(tmp_path / "file" / "page")]) != 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["where"], told["message"]) == (f"{tmp_path}/file/page", "Not a directory")
