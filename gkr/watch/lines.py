@@ -87,7 +87,8 @@ def recovery_line(event: Recovery) -> str:
     of = "" if event.learner in {"run", event.what} else f" of {event.learner}"
     again = f"; first step after {event.first_step_seconds:.1f} s" if event.first_step_seconds is not None else ""
     lost = f", {event.lost_steps} steps lost" if event.lost_steps else ""
-    return f"recovered: {event.what}{of} ({event.cause}), {event.action}{again}{lost}"
+    what = "lost" if event.action == "given up" else "recovered"
+    return f"{what}: {event.what}{of} ({event.cause}), {event.action}{again}{lost}"
 
 
 def score_line(event: Score) -> str:

@@ -53,3 +53,8 @@ def test_a_recovery_says_what_why_and_how_long() -> None:
         lost_steps=3,
     )
     assert _lines(event) == ["recovered: rank 1 of east (SIGKILL), respawned; first step after 8.1 s, 3 steps lost"]
+    event = Recovery(
+        time=1.0, source="driver/east", learner="east", what="service judge-0", cause="no labels", action="given up",
+        detected_seconds=0.1,
+    )  # fmt: skip
+    assert _lines(event) == ["lost: service judge-0 of east (no labels), given up"]
