@@ -227,7 +227,7 @@ def _grouped(stem: str, members: dict[str, bytes], where: str, told: Told) -> It
         return
     label = members.get(".cls")
     text = _text(members, f"{where}:{stem}", told)
-    if label is not None and label.strip().isdecimal():
+    if label is not None and label.strip().isdigit():
         text.setdefault("label", int(label))
     yield Raw(key=stem, image=image, text=text, where=f"{where}:{stem}")
 
