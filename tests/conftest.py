@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import settings
 # A deadline per example measures how busy the machine is, not our code; pytest's own timeout bounds every test.
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
+# A shell's background job ignores Ctrl-C and so would every process that a test starts, and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
