@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import secrets
 import signal
 import socket
 import sys
+from contextlib import suppress
+
+from spec.errors import UnreachableError
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h, glibc
 _KEPT_BYTES = 32 * 2**20
+PORTS = range(20_000, 30_000)
+"""Above what Ray gives to its workers (10002 to 19999), below the node ports of Kubernetes (30000 to 32767) and what
+Linux gives to connections (from 32768): one of those would be taken again before it is bound."""
+_TRIES = 200
 
 
 def die_with_parent(sig: signal.Signals = signal.SIGKILL) -> None:
@@ -43,8 +51,16 @@ def describe_exit(code: int) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago. Whoever binds it must still handle that another was faster."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago and that the system gives to nobody unasked. Whoever binds it must still handle
+    that another was faster."""
+    for _ in range(_TRIES):
+        port = PORTS[secrets.randbelow(len(PORTS))]
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind((host, port))
+                return port
+    raise UnreachableError(
+        f"{_TRIES} ports of {host} between {PORTS[0]} and {PORTS[-1]} are in use",
+        hint="see what listens there (`ss -ltnp`), and whether this machine has the address at all",
+    )

@@ -17,6 +17,7 @@ import pytest
 
 from storage import Bucket, Limits, open_bucket
 from tools.binaries import binary
+from training.processes import free_port
 
 DEADLINE = 20.0
 ACCESS, SECRET = "test-access", "test-secret"
@@ -81,12 +82,6 @@ def serve_objects(folder: Path) -> Generator[ObjectServer]:
         yield server
     finally:
         server.stop()
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 def environment_for(port: int) -> dict[str, str]:

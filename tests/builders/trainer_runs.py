@@ -22,9 +22,9 @@ from spec.events import Event, read_events
 from spec.plan import LearnerPlan, Plan, SyncerPlan
 from spec.sync import SyncConfig
 from spec.train import TrainConfig
-from tests.builders.object_store import free_port
 from tests.builders.sync_world import ROOT, wait_until
 from tools.fleet import place_learner, rank_contexts, start_syncer
+from training.processes import free_port
 from training.progress import read_page
 
 DEADLINE = 150.0

@@ -6,7 +6,6 @@ Slow because it trains for real in pretended pods, each of which is lost once an
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from storage import open_bucket
 from tests.builders.experiments import GIB, RUN, load
 from tests.builders.local_runs import REPOSITORY
 from tests.builders.ray_cluster import RayCluster
+from training.processes import free_port
 
 MINUTE = 60.0
 EXPERIMENT = """\
@@ -80,7 +80,7 @@ class World:
 
     def __init__(self, root: Path, text: str) -> None:
         self.root = root
-        control, bulk = _free_port(), _free_port()
+        control, bulk = free_port("0.0.0.0"), free_port("0.0.0.0")
         facts = ClusterFacts(
             name="bed", region="bed", backend="kubernetes", queues=["research"], namespaces=["gkr-0"],
             bucket=(root / "bucket").as_uri(), syncer=SyncerPorts(control_port=control, bulk_port=bulk),
@@ -93,7 +93,7 @@ class World:
         self.keys = root / "keys"
         write_keys(self.keys, plan=self.plan)
         self.cluster = RayCluster(
-            self.plan, self.plan.home, root / "east", port=_free_port(), first_address=20, keys=self.keys
+            self.plan, self.plan.home, root / "east", port=free_port("0.0.0.0"), first_address=20, keys=self.keys
         )
         self._syncer: subprocess.Popen[bytes] | None = None
 
@@ -213,20 +213,3 @@ def test_a_command_runs_once_per_node_and_again_after_a_signal(world: World) -> 
     world.until_logged("logs/east/2/rank-1.log", first.format(1, 2))
     recoveries = [event for event in world.events() if isinstance(event, Recovery)]
     assert [(one.what, one.cause, one.action) for one in recoveries] == [("rank 1", "SIGKILL", "all ranks restarted")]
-
-
-def _free_port() -> int:
-    """Below the ports that Ray gives to its workers (10002 and up) and those of the system's own choice."""
-    for port in range(7200 + os.getpid() % 1000, 9900):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("0.0.0.0", port))
-            except OSError:
-                continue
-        if port not in _TAKEN:
-            _TAKEN.add(port)
-            return port
-    raise RuntimeError("no free port")
-
-
-_TAKEN: set[int] = set()

@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from collections.abc import Generator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from spec.errors import UnreachableError
 from spec.names import service_resource
 from spec.plan import LearnerPlan, ServicePlan
 from spec.services import Directory, Replica
+from training.processes import free_port
 
 SECONDS = 60.0
 ECHO = "tests.builders.echo:Echo"
@@ -85,9 +85,7 @@ def hosts(small_ray: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, port
 
 @pytest.fixture
 def port() -> int:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def serving(hosts: ServiceHosts, *, after: int) -> Replica:
@@ -127,8 +125,6 @@ def test_a_port_that_is_still_taken_is_tried_again(hosts: ServiceHosts, port: in
 
 
 def test_a_ray_that_does_not_come_is_said_after_the_deadline() -> None:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with pytest.raises(UnreachableError, match="within 0 s"):
         join_ray(address, deadline_seconds=0)

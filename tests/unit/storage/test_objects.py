@@ -18,15 +18,8 @@ import pytest
 from spec.errors import ConfigError, RefusedError, UnreachableError
 from storage import Bucket, ExistsError, StaleError, file_path, open_bucket, split_uri
 from storage.errors import answer_of
-from tests.builders.object_store import (
-    BUCKET,
-    QUICK,
-    ObjectServer,
-    Wire,
-    environment_for,
-    free_port,
-    serve_objects,
-)
+from tests.builders.object_store import BUCKET, QUICK, ObjectServer, Wire, environment_for, serve_objects
+from training.processes import free_port
 
 
 @pytest.fixture

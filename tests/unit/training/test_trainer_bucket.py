@@ -20,9 +20,10 @@ from spec.plan import LearnerPlan, NodePlan, Plan, SyncerPlan
 from spec.sync import SyncConfig
 from spec.sync_keys import ENVIRONMENT
 from spec.train import TrainConfig
-from tests.builders.object_store import ObjectServer, environment_of, free_port, serve_objects
+from tests.builders.object_store import ObjectServer, environment_of, serve_objects
 from tests.builders.sync_world import ROOT, wait_until
 from training.context import RuntimeContext
+from training.processes import free_port
 
 DEADLINE = 150.0
 RANKS = 2

@@ -15,11 +15,12 @@ import torch
 
 from storage import Bucket, file_path, open_bucket
 from storage.folder import Folder
-from tests.builders.object_store import QUICK, environment_for, free_port
+from tests.builders.object_store import QUICK, environment_for
 from tests.unit.training.checkpoint.conftest import Learner, names
 from training.checkpoint import CheckpointFailure, CheckpointWriter, SavedCheckpoint, parts, store
 from training.checkpoint.documents import Receipt
 from training.checkpoint.store import Place
+from training.processes import free_port
 
 Make = Callable[..., Learner]
 

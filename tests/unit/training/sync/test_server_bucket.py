@@ -15,7 +15,7 @@ from spec.events import SyncMerged, read_events
 from spec.plan import Plan, ServicePlan
 from spec.sync_keys import open_connection
 from storage import Bucket
-from tests.builders.object_store import ObjectServer, free_port, serve_objects
+from tests.builders.object_store import ObjectServer, serve_objects
 from tests.builders.sync_world import (
     DEADLINE,
     LAYOUT,
@@ -27,6 +27,7 @@ from tests.builders.sync_world import (
     wait_until,
 )
 from tests.unit.training.sync.conftest import Join
+from training.processes import free_port
 from training.sync.client import SyncClient
 
 
