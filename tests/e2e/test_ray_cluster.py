@@ -37,7 +37,7 @@ learners:
     cluster: bed
     groups:
       - {name: trainer, nodes: 2, ranks: 1, resources: {cpu: 1, memory: 1Gi, shm: 64Mi}}
-train: {recipe: digits, samples: 4800, batch: 32, checkpoint: {every_steps: 10}, warmup_samples: 640}
+train: {recipe: digits, samples: 9600, batch: 32, checkpoint: {every_steps: 10}, warmup_samples: 640}
 data: {manifest: "{bucket}/data/digits/manifest.json", source: sklearn-digits}
 sync: {mode: barrier, inner_steps: 10}
 services:
@@ -182,7 +182,7 @@ def test_a_learner_survives_the_loss_of_every_kind_of_pod(world: World) -> None:
     events = world.events()
     summary = fold(events, world.plan)
     east = summary.learners[0]
-    assert (east.steps, east.ledger.merged, east.ledger.imbalance) == (150, 4800, 0)
+    assert (east.steps, east.ledger.merged, east.ledger.imbalance) == (300, 9600, 0)
     assert summary.sync is not None
     assert summary.sync.learners_agree
     starts = [event for event in events if isinstance(event, AttemptStarted)]
