@@ -19,6 +19,7 @@ import pytest
 
 from infra.engine.place import ROOT, place
 from spec.facts import ClusterFacts
+from spec.plan import Plan
 from spec.summary import Summary
 from tests.builders.gcp_double.cloud import Cloud
 from tools.bed import addons, facts, images
@@ -133,7 +134,9 @@ def test_the_digits_train_on_both_stacks(folder: Path) -> None:
     assert summary.sync is not None
     assert (summary.sync.ledger_imbalance, summary.sync.learners_agree, summary.sync.rounds) == (0, True, 4)
     assert [one.cluster for one in summary.learners] == ["bed-a", "bed-b"]
-    assert set(summary.services) == {"encoder", "sampler"}, "the judge is none of the run's own"
+    plan = Plan.read_json(path.with_name("plan.json").read_bytes())
+    assert {one.name for one in plan.home.services if one.is_shared} == {"judge"}, "none of the run's own"
+    assert summary.services["judge"].requests > 0
     assert summary.evaluation is not None
     assert summary.evaluation.samples == 64
     assert names(beds(1)[0], "rayjobs.ray.io"), "what ran is left behind, so that `down` has to take it along"
