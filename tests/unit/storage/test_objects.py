@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 from spec.errors import ConfigError, RefusedError, UnreachableError
-from storage import Bucket, ExistsError, StaleError, file_path, open_bucket, split_uri
+from storage import Bucket, ExistsError, Limits, StaleError, file_path, open_bucket, split_uri
 from storage.errors import answer_of
 from tests.builders.object_store import BUCKET, QUICK, ObjectServer, Wire, environment_for, serve_objects
 from training.processes import free_port
@@ -156,6 +156,9 @@ def test_a_uri_that_names_no_store_is_refused(uri: str, said: str) -> None:
         open_bucket(uri)
 
 
+PATIENT = Limits(connect_seconds=20, request_seconds=30, retry_seconds=20)
+
+
 class CloudStorage(http.server.BaseHTTPRequestHandler):
     """As much of Google Cloud Storage as deleting takes: one request for each object, and an answer for none."""
 
@@ -164,11 +167,12 @@ class CloudStorage(http.server.BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         name = unquote(self.path).removeprefix("/bucket/")
+        found = name in self.names
+        self.names.discard(name)
         with contextlib.suppress(ConnectionError):  # the client lets its other requests be
-            self.send_response(204 if name in self.names else 404)
+            self.send_response(204 if found else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
-        self.names.discard(name)
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
@@ -178,14 +182,17 @@ def test_deleting_does_not_end_at_an_object_that_is_gone() -> None:
     class Served(CloudStorage):
         names: ClassVar[set[str]] = {f"x/{number}" for number in range(1, 60)}
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
+    class Server(http.server.ThreadingHTTPServer):
+        request_queue_size = 128  # all sixty come at once; what finds the queue full comes again a second later
+
+    with Server(("127.0.0.1", 0), Served) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         key = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
         key |= {"client_email": "", "private_key": "", "private_key_id": ""}
         environment = {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "AWS_ALLOW_HTTP": "true"}
         try:
-            open_bucket("gs://bucket/x", environment=environment, limits=QUICK).delete(f"{n}" for n in range(60))
+            open_bucket("gs://bucket/x", environment=environment, limits=PATIENT).delete(f"{n}" for n in range(60))
         finally:
             server.shutdown()
             thread.join(20)
