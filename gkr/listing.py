@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gkr.runs import FINAL, Run, RunState, is_on_clusters, list_runs, read_state
+from gkr.runs import FINAL, OVER, Run, RunState, is_on_clusters, list_runs, read_state
 from gkr.watch.text import short_duration, shortened
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Row:
         now = time.time()
         took = ""
         if self.state.started:
-            end = self.state.changed if self.state.status in FINAL or self.state.status == "lost" else now
+            end = self.state.changed if self.state.status in OVER else now
             took = short_duration(end - self.state.started)
         age, reason = short_duration(now - self.created), shortened(self.state.reason, width=_WIDEST_REASON)
         return [self.run, self.experiment, self.where, self.state.status, took, age, reason]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from spec.base import first_fault
 from spec.errors import DataError
 from spec.plan import Plan
 
@@ -20,7 +21,4 @@ def read_plan(folder: Path) -> Plan:
     except OSError as error:
         raise DataError(f"the run's plan cannot be read: {error.strerror}", where=f"{path}", hint=_HINT) from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(f"{part}" for part in first["loc"])
-        reason = f"{place}: {first['msg']}" if place else first["msg"]
-        raise DataError(f"this is not the plan of a run: {reason}", where=f"{path}", hint=_HINT) from None
+        raise DataError(f"this is not the plan of a run: {first_fault(error)}", where=f"{path}", hint=_HINT) from None

@@ -18,6 +18,8 @@ from spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, N
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 """States after which nothing of the run is alive."""
+OVER = FINAL | {"lost"}
+"""States in which nothing of the run is alive; a lost one may be resumed."""
 
 LATEST = "latest"
 """The link to the newest run, beside the folders of experiments."""

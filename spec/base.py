@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Document(BaseModel):
@@ -30,3 +30,10 @@ class Record(BaseModel):
     def write_json(self) -> str:
         """One line of JSON with keys in declaration order."""
         return self.model_dump_json()
+
+
+def first_fault(error: ValidationError) -> str:
+    """What is wrong first with a document, with its place in it where it has one."""
+    one = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in one["loc"])
+    return f"{place}: {one['msg']}" if place else one["msg"]

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
-from spec.base import Record
+from spec.base import Record, first_fault
 from spec.errors import DataError
 from spec.shard_bytes import REMEDY, Sample, Shape, ShardView, pack_shard
 
@@ -157,7 +157,7 @@ def parse_manifest(text: bytes, *, where: str) -> Manifest:
         document: Any = json.loads(text)
         manifest = Manifest.model_validate(document)
     except ValueError as error:
-        reason = _first(error) if isinstance(error, ValidationError) else str(error)
+        reason = first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise DataError(f"the dataset's manifest cannot be read: {reason}", where=where, hint=REMEDY) from error
     # The digest is taken over the document as found, so that fields which a newer writer added stay part of it.
     actual = _digest_of(document)
@@ -215,11 +215,6 @@ def _read(path: Path, *, what: str) -> bytes:
         raise DataError(
             f"{what} cannot be read: {error.strerror}", where=str(path), hint="check the path and its permissions"
         ) from error
-
-
-def _first(error: ValidationError) -> str:
-    one = error.errors()[0]
-    return f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}"
 
 
 def _digest_of(document: dict[str, Any]) -> str:

@@ -5,13 +5,13 @@ Whole lines, one write each to a file opened for appending, so that lines of sev
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from spec.events import write_event
+from storage.lines import LineWriter
 
 
 class EventLog:
@@ -20,7 +20,7 @@ class EventLog:
     def __init__(self, path: Path, *, source: str) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._source = source
-        self._torn = False
+        self._lines = LineWriter()
 
     def emit(self, kind: type[Any], **fields: Any) -> None:
         """Append one event of this writer, now."""
@@ -28,7 +28,4 @@ class EventLog:
 
     def line(self, text: str) -> None:
         """Append a line that another writer made. Raises OSError if the disk is full; no other line is spoilt then."""
-        line = (b"\n" if self._torn else b"") + text.rstrip("\n").encode() + b"\n"
-        self._torn = os.write(self._descriptor, line) < len(line)
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._lines.write(self._descriptor, text.rstrip("\n").encode() + b"\n")

@@ -58,14 +58,10 @@ class Meter:
             "gradient_norm": sum(self._norms) / max(steps, 1),
             "steps_per_second": steps / seconds,
             "samples_per_second": self._samples / seconds,
+            "flops_per_second": self._flops / seconds,
         }
         self._reset()
         return result
-
-    @property
-    def flops_per_second(self) -> float:
-        """Of the model, by all ranks, since the last flush."""
-        return self._flops / max(time.monotonic() - self._since, 1e-9)
 
     def rounded(self) -> dict[str, float]:
         """Blocked seconds by cause, for an event."""

@@ -307,7 +307,8 @@ class _Trainer:
             self.events.emit(ev.Validation, learner=self.learner.name, round=self.rounds.version, loss=loss)
 
     def _flush(self, rate: float, *, loader: Loader) -> None:
-        flops, values = self.meter.flops_per_second, self.meter.flush()
+        values = self.meter.flush()
+        flops = values.pop("flops_per_second")
         if self.context.rank != 0:
             return
         self.events.emit(

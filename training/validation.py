@@ -39,7 +39,7 @@ class Validation:
         conditions: Conditions | None,
         device: torch.device,
     ) -> None:
-        """`joined`: which bucket of the plan each bucket's samples go to, as the loader has it."""
+        """`joined`: which bucket each bucket's samples go to, as the loader has it; a plan without buckets has one."""
         assert plan.train is not None
         data = plan.learner(context.learner).data_manifest
         manifest = read_manifest(data)
@@ -92,7 +92,6 @@ def _parts_by_size(
     train, data = plan.train, plan.learner(context.learner).data_manifest
     height, width, channels = train.model.sample_shape
     buckets = plan.buckets or [Bucket(width, height, train.batch)]
-    joined = joined if plan.buckets else np.zeros(1, dtype=np.int16)
     groups = held_out_by_size(data, count=count, buckets=buckets, joined=joined, channels=channels)
     times = np.random.Generator(np.random.Philox(key=train.seed)).permutation(count)
     parts: list[tuple[StepBatch, bool]] = []

@@ -24,7 +24,7 @@ def command(*, run: str | None, watch: bool, output: str) -> None:
     from gkr.backend import find_run, refresh
     from gkr.output import result, result_json
     from gkr.plan_file import read_plan
-    from gkr.runs import FINAL, read_state
+    from gkr.runs import FINAL, OVER, read_state
     from gkr.serving.lines import lines
     from gkr.serving.told import told_replicas
     from gkr.watch.again import show_again
@@ -37,7 +37,7 @@ def command(*, run: str | None, watch: bool, output: str) -> None:
         if read_state(found.path).status not in FINAL:
             refresh(found)
         state = read_state(found.path).status
-        over = state in FINAL or state == "lost"
+        over = state in OVER
         replicas = told_replicas(plan, EventTail(found.path).read(), over=over)
         if output == "text":
             result("\n".join(lines(found.name, state, replicas, now=time.time())))

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from spec.events import Event, write_event
+from storage.lines import LineWriter
 
 _RESERVE_BYTES = 64 * 1024
 
@@ -22,7 +23,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._reserve = folder / "state" / "reserve"
         self._file = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._torn = False
+        self._lines = LineWriter()
         try:
             self._reserve.write_bytes(b"\0" * _RESERVE_BYTES)
         except OSError:
@@ -32,22 +33,14 @@ class Journal:
         """Append with the time of now. A full disk costs the reserve once, then raises OSError."""
         line = write_event(event.model_copy(update={"time": time.time()})).encode()
         try:
-            self._write(line)
+            self._lines.write(self._file, line)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._reserve.exists():
                 raise
             self._reserve.unlink(missing_ok=True)
-            self._write(line)
+            self._lines.write(self._file, line)
             raise  # written, but the caller has to end the run while it still can
 
     def close(self) -> None:
         self._reserve.unlink(missing_ok=True)
         os.close(self._file)
-
-    def _write(self, line: bytes) -> None:
-        line = b"\n" + line if self._torn else line  # close the torn line, so that only it is lost
-        self._torn = False
-        written = os.write(self._file, line)
-        if written != len(line):
-            self._torn = True
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

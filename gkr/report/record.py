@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from spec.base import Record
+from spec.base import Record, first_fault
 from spec.errors import NotFoundError
 from spec.events import AttemptStarted, Event, RunStatus, read_event
 from spec.fold import fold
@@ -120,9 +120,7 @@ def _document(path: Path, *, model: type[AnyRecord], problems: list[str]) -> Any
     except OSError as error:
         problems.append(f"{path.name} cannot be read: {error.strerror}")
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        problems.append(f"{path.name} is not readable: {f'{place}: ' if place else ''}{first['msg']}")
+        problems.append(f"{path.name} is not readable: {first_fault(error)}")
     return None
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gkr.backend import backend_of, refresh
 from gkr.plan_file import read_plan
-from gkr.runs import FINAL, Run, read_state
+from gkr.runs import FINAL, OVER, Run, read_state
 from gkr.syncing.told import closed, told_status
 from gkr.watch.tail import EventTail
 from spec.errors import GkrError, NotFoundError
@@ -40,7 +40,7 @@ class SyncNow:
     @property
     def over(self) -> bool:
         """Nothing more will come."""
-        return self.run_state in FINAL or self.run_state == "lost"
+        return self.run_state in OVER
 
 
 def look(run: Run, *, clock: Callable[[], float] = time.time) -> SyncNow:
@@ -62,6 +62,6 @@ def look(run: Run, *, clock: Callable[[], float] = time.time) -> SyncNow:
         refresh(run)
         state = read_state(run.path).status
     status, seen = told_status(plan, EventTail(run.path).read())
-    if state in FINAL or state == "lost":
+    if state in OVER:
         status = closed(status)
     return SyncNow(run.name, state, "events", seen, status, trouble=trouble if state not in FINAL else "")

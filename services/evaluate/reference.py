@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.errors import DataError, RefusedError
-from spec.shards import Manifest, Split, open_manifest, path_of, read_samples
+from spec.shards import Manifest, Split, path_of, read_samples
 from storage.datasets import SPLITS, local_manifest, origin_of, read_manifest, shard_files
 from storage.encoded import EncodedImages, Unusable
 from storage.shard_files import ShardFiles
@@ -56,27 +56,27 @@ def load_splits(uri: str, *, cache: Path, shape: tuple[int, ...] = (), most: int
     `cache`: the node's folder for copies. `shape`: (height, width, channels) that encoded images are brought to first,
     as a trainer does; those that cannot be used or have no label are left out.
     """
-    train, held_out = (_load(uri, split=split, cache=cache, shape=shape, most=most) for split in SPLITS)
-    return train, held_out
-
-
-def _load(uri: str, *, split: Split, cache: Path, shape: tuple[int, ...], most: int) -> Images:
     manifest = read_manifest(uri)
     if not manifest.labels:
         raise RefusedError("the dataset has no labels, which an evaluation measures by", where=uri, hint=_LABELS)
-    chosen = _evenly(manifest.count(split), most)
-    found = (
-        _raw(local_manifest(uri, cache=cache), manifest=manifest, split=split, chosen=chosen)
-        if manifest.format == "raw"
-        else _encoded(uri, split=split, chosen=chosen, cache=cache, shape=shape)
-    )
-    if len(found) < _FEWEST:
-        raise DataError(
-            f"{len(found)} samples of the {split} split can be used, an evaluation needs at least {_FEWEST}",
-            where=uri,
-            hint="prepare the dataset with more images, or with a larger --held-out",
-        )
-    return found
+    chosen = {split: _evenly(manifest.count(split), most) for split in SPLITS}
+    if manifest.format == "raw":
+        local = local_manifest(uri, cache=cache)
+        found = {split: _raw(local, manifest=manifest, split=split, chosen=chosen[split]) for split in SPLITS}
+    else:
+        with closing(_open(uri, manifest=manifest, cache=cache)) as images:
+            found = {
+                split: _encoded(images, manifest=manifest, split=split, chosen=chosen[split], shape=shape)
+                for split in SPLITS
+            }
+    for split, one in found.items():
+        if len(one) < _FEWEST:
+            raise DataError(
+                f"{len(one)} samples of the {split} split can be used, an evaluation needs at least {_FEWEST}",
+                where=uri,
+                hint="prepare the dataset with more images, or with a larger --held-out",
+            )
+    return found["train"], found["test"]
 
 
 def coarse(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -103,24 +103,29 @@ def _raw(uri: str, *, manifest: Manifest, split: Split, chosen: Sequence[int]) -
     return Images(_stacked([pixels for *_, pixels in found], shape=shape), labels)
 
 
-def _encoded(uri: str, *, split: Split, chosen: Sequence[int], cache: Path, shape: tuple[int, ...]) -> Images:
-    """Shards of other machines are read by range, some images at a time."""
+def _open(uri: str, *, manifest: Manifest, cache: Path) -> EncodedImages:
+    """Both splits; shards of other machines are read by range."""
     local = local_manifest(uri, cache=cache, splits=())
-    manifest, folder = open_manifest(local), path_of(local).parent
+    folder = path_of(local).parent
     assert manifest.index is not None
     shards = shard_files([*manifest.splits.train, *manifest.splits.test], folder=folder)
     files = ShardFiles(shards, origin=origin_of(uri, local=local))
+    return EncodedImages(folder / manifest.index.path, samples=manifest.index.samples, files=files)
+
+
+def _encoded(
+    images: EncodedImages, *, manifest: Manifest, split: Split, chosen: Sequence[int], shape: tuple[int, ...]
+) -> Images:
     first, whole = manifest.rows(split).start, np.empty(shape, dtype=np.uint8)
     found: list[tuple[int, NDArray[np.uint8]]] = []
-    with closing(EncodedImages(folder / manifest.index.path, samples=manifest.index.samples, files=files)) as images:
-        for start in range(0, len(chosen), _AT_ONCE):
-            rows = [first + number for number in chosen[start : start + _AT_ONCE]]
-            images.expect(rows)
-            for row in rows:
-                with suppress(Unusable):
-                    label = images.fill(whole, row).get("label")
-                    if isinstance(label, int) and 0 <= label < len(manifest.labels):
-                        found.append((label, coarse(whole).copy()))
+    for start in range(0, len(chosen), _AT_ONCE):
+        rows = [first + number for number in chosen[start : start + _AT_ONCE]]
+        images.expect(rows)
+        for row in rows:
+            with suppress(Unusable):
+                label = images.fill(whole, row).get("label")
+                if isinstance(label, int) and 0 <= label < len(manifest.labels):
+                    found.append((label, coarse(whole).copy()))
     labels = np.array([label for label, _ in found], dtype=np.int64)
     return Images(_stacked([pixels for _, pixels in found], shape=shape), labels)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from spec.errors import RefusedError
 from spec.shards import Manifest
 from storage.datasets import SPLITS, read_manifest
 
+T = TypeVar("T")
 log = logging.getLogger("evaluate")
 
 SMALLEST_SET = 2
@@ -207,11 +209,12 @@ def _sums(classifier: Classifier, pixels: NDArray[np.uint8]) -> Sums:
 
 def _decoded(uri: str, *, cache_dir: Path, name: str, shape: tuple[int, ...]) -> tuple[Images, Images]:
     """The images of both splits, whose decoding takes milliseconds each: once for all replicas of this machine."""
-    found: list[Images] = []
 
-    def use(tensors: Mapping[str, Tensor]) -> None:
-        both = [Images(tensors[f"{split}.pixels"].numpy(), tensors[f"{split}.labels"].numpy()) for split in SPLITS]
-        found.extend(both)
+    def use(tensors: Mapping[str, Tensor]) -> tuple[Images, Images]:
+        train, held_out = (
+            Images(tensors[f"{split}.pixels"].numpy(), tensors[f"{split}.labels"].numpy()) for split in SPLITS
+        )
+        return train, held_out
 
     def make() -> dict[str, Tensor]:
         log.info("decoding at most %d images of each split of %s", MAX_IMAGES, uri)
@@ -222,23 +225,20 @@ def _decoded(uri: str, *, cache_dir: Path, name: str, shape: tuple[int, ...]) ->
             for part, values in (("pixels", images.pixels), ("labels", images.labels))
         }
 
-    _cached(cache_dir / f"images-{name}", use=use, make=make)
-    return found[0], found[1]
+    return _cached(cache_dir / f"images-{name}", use=use, make=make)
 
 
-def _cached(path: Path, *, use: Callable[[dict[str, Tensor]], object], make: Callable[[], dict[str, Tensor]]) -> None:
-    """Let `use` take the tensors that lie at `path`, or else those that `make` makes, which lie there from then on."""
+def _cached(path: Path, *, use: Callable[[dict[str, Tensor]], T], make: Callable[[], dict[str, Tensor]]) -> T:
+    """What `use` makes of the tensors that lie at `path`, or else of those of `make`, which lie there from then on."""
     try:
-        use(load(path.read_bytes()))
+        return use(load(path.read_bytes()))
     except FileNotFoundError:
         pass
     except (SafetensorError, RuntimeError, KeyError) as error:  # the last two: tensors of other names or shapes
         log.warning("%s does not read back (%s); making it again", path, error)
-    else:
-        return
     made = make()
     _write_whole(path, data=save({name: tensor.contiguous() for name, tensor in made.items()}))
-    use(made)
+    return use(made)
 
 
 def _write_whole(path: Path, *, data: bytes) -> None:

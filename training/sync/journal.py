@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spec.events import Note, SyncMerged, read_event, write_event
+from storage.lines import LineWriter
 
 _LOG = logging.getLogger(__name__)
 _BACKLOG = 1000
@@ -26,7 +26,7 @@ class Journal:
         self._wall = wall
         self._lock = threading.Lock()
         self._backlog: list[bytes] = []
-        self._torn = False
+        self._lines = LineWriter()
         self.observers: list[Callable[[Any], None]] = []
         """Told of every event, whether it could be written or not."""
 
@@ -44,19 +44,12 @@ class Journal:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 try:
                     while self._backlog:
-                        self._write(descriptor, self._backlog[0])
+                        self._lines.write(descriptor, self._backlog[0])
                         del self._backlog[0]
                 finally:
                     os.close(descriptor)
             except OSError as error:
                 _LOG.warning("events file cannot be written, %d lines wait: %s", len(self._backlog), error)
-
-    def _write(self, descriptor: int, line: bytes) -> None:
-        """A disk that fills up takes a part of a line: it is closed, and the line comes again, whole."""
-        line = b"\n" + line if self._torn else line
-        self._torn = os.write(descriptor, line) < len(line)
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def note(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
         """A line for the person who watches, also in the log."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -106,36 +106,30 @@ def test_a_request_made_in_a_callback_is_sent(tmp_path: Path) -> None:
         assert second.result(SECONDS).body.text == "second"
 
 
-def test_waiting_in_a_callback_is_refused_instead_of_waiting_for_oneself(tmp_path: Path) -> None:
+def trouble_in_a_callback(client: ServiceClient, wait: Callable[[Future[Reply]], object]) -> BaseException:
+    """What comes of waiting for a request while another one's reply is handed over."""
     trouble: Future[BaseException] = Future()
 
+    def wait_for_another(_: Future[Reply]) -> None:
+        try:
+            wait(ask(client, "second"))
+        except RuntimeError as error:
+            trouble.set_result(error)
+
+    ask(client, "first").add_done_callback(wait_for_another)
+    return trouble.result(SECONDS)
+
+
+def test_waiting_in_a_callback_is_refused_instead_of_waiting_for_oneself(tmp_path: Path) -> None:
     with asking(tmp_path) as client:
-
-        def wait_for_another(_: Future[Reply]) -> None:
-            try:
-                ask(client, "second").result(SECONDS)
-            except RuntimeError as error:
-                trouble.set_result(error)
-
-        ask(client, "first").add_done_callback(wait_for_another)
-        assert "must not wait" in str(trouble.result(SECONDS))
+        assert "must not wait" in str(trouble_in_a_callback(client, lambda one: one.result(SECONDS)))
         assert ask(client, "third").result(SECONDS).body.text == "third"
 
 
 def test_asking_in_a_callback_for_what_ended_another_request_is_refused_too(tmp_path: Path) -> None:
     """It waited for the thread that it had stopped, and with it everybody else."""
-    trouble: Future[BaseException] = Future()
-
     with asking(tmp_path) as client:
-
-        def look_at_another(_: Future[Reply]) -> None:
-            try:
-                ask(client, "second").exception(SECONDS)
-            except RuntimeError as error:
-                trouble.set_result(error)
-
-        ask(client, "first").add_done_callback(look_at_another)
-        assert "must not wait" in str(trouble.result(SECONDS))
+        assert "must not wait" in str(trouble_in_a_callback(client, lambda one: one.exception(SECONDS)))
         assert isinstance(ask(client, "refuse").exception(SECONDS), RefusedError)
         assert ask(client, "third").exception(SECONDS) is None
 
