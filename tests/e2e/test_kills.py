@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from spec.events import AttemptStarted, Event, Recovery, Restored, SyncMerged
+from spec.events import AttemptStarted, Event, Recovery, Restored, StepMetrics, SyncMerged
 from spec.services import Directory
 from tests.builders.follow import Follower
 
@@ -36,9 +36,12 @@ SETTINGS = {
 MINUTE = 60.0
 
 
-def merged(events: list[Event], at_least: int) -> int | None:
-    rounds = [event.round for event in events if isinstance(event, SyncMerged)]
-    return max(rounds) if rounds and max(rounds) >= at_least else None
+def under_way(events: list[Event]) -> SyncMerged | None:
+    """The first merge once all train: a round may close without a learner that is still starting."""
+    stepped = {event.learner for event in events if isinstance(event, StepMetrics)}
+    if stepped != {"east", "west"}:
+        return None
+    return next((event for event in events if isinstance(event, SyncMerged) and event.round), None)
 
 
 def last_start(events: list[Event], learner: str) -> AttemptStarted:
@@ -85,7 +88,7 @@ def test_a_run_that_loses_one_of_everything_succeeds(tmp_path: Path) -> None:
     run, folder = launch(tmp_path)
     follow = Follower(folder)
     try:
-        follow.until(lambda events: merged(events, 1), deadline_seconds=3 * MINUTE, what="round 1")
+        follow.until(under_way, deadline_seconds=3 * MINUTE, what="round 1, and steps of both")
         _kill(loader_workers(last_start(follow.events, "west").pids["rank-1"])[0])
         follow.until(
             lambda events: recovery(events, "loader worker"), deadline_seconds=MINUTE, what="loader worker replaced"
@@ -143,7 +146,7 @@ def test_a_decoupled_run_that_loses_a_rank_and_its_syncer_ends_with_equal_weight
     run, folder = launch(tmp_path, **{"sync.mode": "decoupled"})
     follow = Follower(folder)
     try:
-        follow.until(lambda events: merged(events, 1), deadline_seconds=3 * MINUTE, what="version 1")
+        follow.until(under_way, deadline_seconds=3 * MINUTE, what="version 1, and steps of both")
         _kill(last_start(follow.events, "west").pids["rank-1"])
         follow.until(lambda events: recovery(events, "rank 1"), deadline_seconds=2 * MINUTE, what="rank replaced")
         _kill(json.loads((folder / "state" / "syncer.json").read_text())["pid"])
