@@ -4,7 +4,6 @@ and train for real.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
