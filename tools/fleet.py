@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -171,9 +171,12 @@ class Fleet:
     def signal_learner(self, name: str, number: signal.Signals) -> list[int]:
         """To all ranks of a learner that still live, which are given back."""
         living = [one.pid for one in self.learners[name].processes if one.exitcode is None and one.pid is not None]
+        reached: list[int] = []
         for pid in living:
-            os.kill(pid, number)
-        return living
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, number)
+                reached.append(pid)
+        return reached
 
     def kill_syncer(self) -> bool:
         """SIGKILL, if there is one; `poll` starts another."""

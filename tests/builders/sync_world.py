@@ -20,6 +20,7 @@ from spec.plan import LearnerPlan, NodePlan, Plan, SyncerPlan
 from spec.sync import SyncConfig
 from spec.sync_keys import ENVIRONMENT, SyncKeys
 from spec.train import TrainConfig
+from training.processes import free_port
 from training.sync.adopt import FragmentState, apply_action, decide, restart
 from training.sync.client import SyncClient
 from training.sync.contract import contract_hash
@@ -278,10 +279,10 @@ def start_server(
     bulk_port: int = 0,
     environment: Mapping[str, str] | None = None,
 ) -> Server:
-    """Start and wait until it serves."""
+    """Start and wait until it serves. Ports: default some that stay its own between a kill and a restart."""
     endpoints = folder / "syncer.json"
     endpoints.unlink(missing_ok=True)
-    ports = ["--control-port", str(control_port), "--bulk-port", str(bulk_port)]
+    ports = ["--control-port", str(control_port or free_port()), "--bulk-port", str(bulk_port or free_port())]
     process = spawn_server(folder, plan, *ports, *extra, environment=environment)
     wait_until(lambda: endpoints.exists() or process.poll() is not None)
     assert process.poll() is None, (folder / "syncer.log").read_text()

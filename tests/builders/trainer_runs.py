@@ -13,9 +13,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from spec import events as ev
 from spec.events import Event, read_events
@@ -24,6 +27,7 @@ from spec.sync import SyncConfig
 from spec.train import TrainConfig
 from tests.builders.sync_world import ROOT, wait_until
 from tools.fleet import place_learner, rank_contexts, start_syncer
+from training.files import replace_text
 from training.processes import free_port
 from training.progress import read_page
 
@@ -37,7 +41,28 @@ SMALL: dict[str, Any] = {
     "checkpoint": {"every_steps": 3},
     "model": {"width": 32, "depth": 2, "heads": 2, "conditioning": "class"},
 }
+GATED = """
+import pathlib, sys, threading
+import training.sync.desk as desk
+import training.sync.server as server
+gate = pathlib.Path(sys.argv[sys.argv.index("--plan") + 1]).parent / "allowed"
+take = desk.Desk.commit
+def commit(self, contribution, *, wait_seconds):
+    if contribution.seq > int(gate.read_text()):
+        threading.Event().wait(min(wait_seconds, 0.2))
+        return None
+    return take(self, contribution, wait_seconds=wait_seconds)
+desk.Desk.commit = commit
+sys.exit(server.main())
+"""
+"""The real syncer, but it takes contributions only up to the sequence in `allowed`; to others it has no verdict yet, so
+that learners come to stand by themselves and a test may look as late as it likes."""
 E = TypeVar("E")
+
+
+def allow(folder: Path, seq: int) -> None:
+    """The contributions that a gated syncer of this folder takes, of each learner to each fragment."""
+    replace_text(folder / "allowed", str(seq))
 
 
 @dataclass
@@ -49,10 +74,20 @@ class Rank:
     pid: int = 0
     code: int | None = None
 
+    def stop_with_page(self, path: Path) -> bool:
+        """SIGSTOP; it goes on if that came inside a write of its page."""
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED, seconds=DEADLINE)
+        if read_page(path) is not None:
+            return True
+        os.kill(self.pid, signal.SIGCONT)
+        return False
+
     def kill(self) -> None:
         """SIGKILL, as the machine would."""
         if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended, and the zygote's word of it is not here yet
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass
@@ -169,8 +204,11 @@ class TrainerRun:
 
     def end(self, learner: str, ranks: list[Rank], *, kill: bool = False) -> None:
         """Wait for an attempt's end, or make it, and keep its account as a driver does."""
-        for one in ranks if kill else []:
-            one.kill()
+        if kill:
+            # Of a page whose writer died inside a write nothing is known; a driver would go by its last look.
+            wait_until(lambda: ranks[0].stop_with_page(self.node_dir(learner) / "progress-0.page"), seconds=DEADLINE)
+            for one in ranks:
+                one.kill()
         wait_until(lambda: all(one.code is not None for one in ranks), seconds=DEADLINE)
         assert kill or all(one.code == 0 for one in ranks), self.logs()
         page = read_page(self.node_dir(learner) / "progress-0.page")

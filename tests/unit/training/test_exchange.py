@@ -14,7 +14,7 @@ from spec.sync import SyncConfig
 from tests.builders.sync_world import make_plan, start_server
 from tests.builders.worlds import run_worlds
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 ROUNDS = 2
 ALONE = {"east": "1", "west": "1", "north": "1"}
 MIXED = {"east": "1", "west": "2x2", "north": "4"}

@@ -22,6 +22,7 @@ from spec.sync_keys import ENVIRONMENT
 from spec.train import TrainConfig
 from tests.builders.object_store import ObjectServer, environment_of, serve_objects
 from tests.builders.sync_world import ROOT, wait_until
+from tests.builders.trainer_runs import GATED, allow
 from training.context import RuntimeContext
 from training.processes import free_port
 
@@ -69,14 +70,7 @@ class Run:
         (folder / "plan.json").write_text(self.plan.write_json())
 
     def syncer(self) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-m",
-            "training.sync.server",
-            "--plan",
-            str(self.folder / "plan.json"),
-            "--until-final",
-        ]
+        command = [sys.executable, "-c", GATED, "--plan", str(self.folder / "plan.json"), "--until-final"]
         keys = self.folder / "keys"
         if not keys.exists():
             write_keys(keys, plan=self.plan)
@@ -123,12 +117,14 @@ def of(kind: type, events: list[object]) -> list[object]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_learner_in_new_pods_goes_on_from_the_bucket(server: ObjectServer, tmp_path: Path) -> None:
     """Six processes that import torch, on a busy machine."""
     uri = server.uri()
     prepare(f"{uri}/data/digits/manifest.json", source="sklearn-digits", shard_samples=256, lock_timeout_seconds=30)
     run = Run(tmp_path, uri)
     with ExitStack() as stack:
+        allow(tmp_path, 1)  # the first ranks stand at step 10
         syncer = run.syncer()
         stack.callback(syncer.kill)
         first = run.ranks(attempt=1)
@@ -146,6 +142,7 @@ def test_a_learner_in_new_pods_goes_on_from_the_bucket(server: ObjectServer, tmp
         second = run.ranks(attempt=2)
         for one in second:
             stack.callback(one.kill)
+        allow(tmp_path, 10**9)
         assert [one.wait(DEADLINE) for one in second] == [0, 0], run.logs()
         assert syncer.wait(30) == 0, run.logs()
     (restored,) = of(Restored, run.events(2))

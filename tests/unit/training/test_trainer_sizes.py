@@ -16,7 +16,7 @@ from spec.events import write_event
 from spec.fold import fold
 from storage import open_bucket
 from tests.builders.pictures import photographs
-from tests.builders.trainer_runs import TrainerRun, Zygote
+from tests.builders.trainer_runs import GATED, TrainerRun, Zygote, allow
 from training.checkpoint import store
 from training.data.audit import audit_run
 from training.data.proof import Proof
@@ -109,7 +109,8 @@ def draws_every_size(run: TrainerRun) -> None:
 
 
 def test_a_killed_learner_goes_on_exactly_with_another_number_of_ranks(run: TrainerRun, tmp_path: Path) -> None:
-    syncer = run.syncer()
+    allow(run.folder, 2)  # both stand at step 15 until a new west has begun
+    syncer = run.syncer(program=("-c", GATED))
     ranks = {name: run.ranks(name) for name in run.worlds}
     run.until(lambda: len(run.of(ev.CheckpointSaved, "west")) >= 3)
     run.end("west", ranks["west"], kill=True)
@@ -117,6 +118,8 @@ def test_a_killed_learner_goes_on_exactly_with_another_number_of_ranks(run: Trai
     run.plan, run.worlds["west"] = run.plan.model_copy(update={"learners": learners}), 3
     (run.folder / "plan.json").write_text(run.plan.write_json())
     ranks["west"] = run.ranks("west")
+    run.until(lambda: len(run.of(ev.Restored, "west")) == 2)
+    allow(run.folder, 10**9)
     for name in run.worlds:
         run.until(lambda name=name: all(one.code is not None for one in ranks[name]))
         run.end(name, ranks[name])

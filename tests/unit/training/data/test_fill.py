@@ -216,14 +216,15 @@ def test_a_damaged_copy_of_raw_samples_is_fetched_again(server: ObjectServer, tm
 def test_a_store_that_is_away_is_an_error_that_may_pass_and_no_reason_for_replacements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.client.Limits.__init__.__kwdefaults__", {
-        "connect_seconds": 0.2, "request_seconds": 1.0, "retry_seconds": 0.2,
-    })  # fmt: skip
     monkeypatch.setattr(shard_files, "WHOLE_BYTES", 0)
     some = [Picture(encoded(picture(number)), 32, 24) for number in range(60)]
     here = make_tar_dataset(tmp_path / "here", train=some, per_shard=10)
     with serve_objects(tmp_path) as own, environment_of(own):
         uri = send(here, own.open())
+        # Nothing listens where the store was, which is said at once: only repeating it would take long.
+        monkeypatch.setattr("storage.client.Limits.__init__.__kwdefaults__", {
+            "connect_seconds": 20.0, "request_seconds": 20.0, "retry_seconds": 0.2,
+        })  # fmt: skip
         with a_loader(uri, tmp_path / "cache") as loader:
             own.stop()
             with pytest.raises(UnreachableError):

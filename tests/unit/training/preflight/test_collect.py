@@ -256,7 +256,7 @@ def test_an_object_store_is_checked_like_a_folder_and_left_clean(
     monkeypatch.setenv("GKR_DATA_CACHE", str(tmp_path / "cache"))
     with serve_objects(tmp_path) as server, environment_of(server):
         bucket = server.open()
-        assert v.judge_store(collect.store(bucket)).verdict == "PASS"
+        assert v.judge_store(collect.store(bucket)).verdict in {"PASS", "WARN"}
         clock = collect.clock(bucket)
         assert clock.store_offset_ms is not None
         assert abs(clock.store_offset_ms) < 2000

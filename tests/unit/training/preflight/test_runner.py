@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from spec.events import Check
 from spec.plan import LearnerPlan, NodePlan, Plan
 from spec.train import CheckpointConfig, LanguageModelConfig, ModelConfig, TrainConfig
 from storage.cache import Cache
+from tests.builders.sync_world import wait_until
 from training.models.families import make_network
 from training.preflight import PreflightRequest, check_node, job, refusal, run_host_checks
 from training.preflight.measurements import Store, TwoSteps
@@ -39,6 +39,8 @@ def request(folder: Path, **fields: Any) -> PreflightRequest:
         shm_bytes=0,
         disk_bytes=MIB,
         probe_bytes=MIB,
+        deadline_seconds=60,
+        two_steps_deadline_seconds=150,
     )
     return replace(base, **fields)
 
@@ -52,12 +54,10 @@ def probe(identity: str, collect: Any) -> Probe:
     return Probe(identity, identity, collect, judge_store)
 
 
-def test_a_healthy_machine_passes_within_its_deadline(tmp_path: Path) -> None:
+def test_a_healthy_machine_passes(tmp_path: Path) -> None:
     uri = (tmp_path / "digits" / "manifest.json").as_uri()
     prepare(uri, source="sklearn-digits", shard_samples=256, lock_timeout_seconds=30)
-    started = time.monotonic()
     checks = run_host_checks(request(tmp_path, manifest=uri))
-    assert time.monotonic() - started < 5
     assert [check.id for check in checks] == ["H1", "H3.memory", "H3.shm", "H3.limits", "H4", "N5", "S1", "S3"]
     failed = [check for check in checks if check.verdict == "FAIL"]
     assert not failed
@@ -70,10 +70,11 @@ def test_a_healthy_machine_passes_within_its_deadline(tmp_path: Path) -> None:
 
 
 def test_what_hangs_or_raises_is_unknown_and_holds_nothing_back() -> None:
+    """Two hang until the test lets them go."""
     released = threading.Event()
 
     def hang() -> Store:
-        released.wait(60)
+        released.wait()
         return GOOD
 
     def broken() -> Store:
@@ -86,9 +87,10 @@ def test_what_hangs_or_raises_is_unknown_and_holds_nothing_back() -> None:
         probe("d", hang),
         probe("e", lambda: None),
     ]
-    started = time.monotonic()
-    checks = Running(probes, deadline_seconds=0.5).finish()
-    assert time.monotonic() - started < 2
+    running = Running(probes, deadline_seconds=3600)
+    wait_until(lambda: running._results.qsize() == 3)
+    running._started -= 3600  # the hour is over
+    checks = running.finish()
     released.set()
     assert [check.verdict for check in checks] == ["UNKNOWN", "PASS", "UNKNOWN", "UNKNOWN", "UNKNOWN"]
     assert checks[0].evidence == "the check hangs"

@@ -56,6 +56,14 @@ def pair(server: Server, learn: Join) -> tuple[ToyLearner, ToyLearner]:
     return east, west
 
 
+def meet(*learners: ToyLearner) -> None:
+    """A round in which all have sent before the first one asks for its verdict, which is when the deadline begins."""
+    for one in learners:
+        one.run()
+    sent = [(one, one.upload()) for one in learners]
+    together(*(lambda one=one, what=what: one.take(one.clients[0].commit(what)) for one, what in sent))
+
+
 def test_five_rounds_leave_all_learners_with_the_same_bits(serve: Serve, learn: Join) -> None:
     server = serve()
     east, west = pair(server, learn)
@@ -155,7 +163,7 @@ def test_contributions_sent_twice_count_once(serve: Serve, learn: Join) -> None:
 
 
 def test_a_late_joiner_takes_the_shared_weights_and_the_next_round(serve: Serve, learn: Join, tmp_path: Path) -> None:
-    config = SHORT_LEASE.model_copy(update={"round_deadline": 0.3, "lease": 20.0})
+    config = SHORT_LEASE.model_copy(update={"round_deadline": 5.0, "lease": 20.0})
     server = serve(make_plan(tmp_path, config=config))
     east = learn(server, "east")
     east.join()
@@ -164,12 +172,13 @@ def test_a_late_joiner_takes_the_shared_weights_and_the_next_round(serve: Serve,
     west.join()
     assert west.step.base_version == 1
     assert west.theta.tobytes() == east.theta.tobytes()
-    together(east.round, west.round)
+    meet(east, west)
     assert east.verdicts[-1].round_members == ["east", "west"]
 
 
 def test_a_learner_that_falls_silent_is_not_waited_for(serve: Serve, learn: Join, tmp_path: Path) -> None:
-    server = serve(make_plan(tmp_path, config=SHORT_LEASE))
+    config = SHORT_LEASE.model_copy(update={"lease": 8.0})
+    server = serve(make_plan(tmp_path, config=config))
     east, west = pair(server, learn)
     together(east.round, west.round)
     west.close()
@@ -182,7 +191,7 @@ def test_a_learner_that_falls_silent_is_not_waited_for(serve: Serve, learn: Join
 
 
 def test_a_late_learner_carries_its_progress_into_the_next_round(serve: Serve, learn: Join, tmp_path: Path) -> None:
-    config = SHORT_LEASE.model_copy(update={"round_deadline": 0.3, "lease": 20.0})
+    config = SHORT_LEASE.model_copy(update={"round_deadline": 5.0, "lease": 20.0})
     server = serve(make_plan(tmp_path, config=config))
     east, west = pair(server, learn)
     west.run()
@@ -191,7 +200,7 @@ def test_a_late_learner_carries_its_progress_into_the_next_round(serve: Serve, l
     verdict = west.take(west.clients[0].commit(west.upload()))
     assert (verdict.kind, west.step.pending_samples) == ("late", ROUND_SAMPLES)
     np.testing.assert_allclose(west.theta, east.theta + progress, atol=1e-6)
-    together(east.round, west.round)
+    meet(east, west)
     assert west.verdicts[-1].kind == "merged"
     assert server.ledger().merged == {"east": 2 * ROUND_SAMPLES, "west": 2 * ROUND_SAMPLES}
     assert west.theta.tobytes() == east.theta.tobytes()

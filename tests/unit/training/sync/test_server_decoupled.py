@@ -135,7 +135,7 @@ def test_a_decoupled_run_from_windows_to_its_end_with_a_kill_on_the_way(
     server.kill()
     server = serve(again=server)
     assert east.client.status().version == 2
-    assert processor_seconds(server.process.pid) < 5, "of its own, from SIGKILL to serving again"
+    assert processor_seconds(server.process.pid) < 20, "of its own, from SIGKILL to serving again"
 
     for fragment in (1, 1, 0):
         for one in (east, west):
